@@ -1,0 +1,1 @@
+"""Task sources, batches and the counter-based generator of random numbers."""

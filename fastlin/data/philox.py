@@ -1,0 +1,161 @@
+"""Philox4x32-10 in numpy: the definition of every random number, independent of the kernels.
+
+A number is a pure function of (seed, step, stream, sequence, draw):
+
+=========  ===================================================
+key 0      seed, low 32 bits
+key 1      seed, high 32 bits
+counter 0  draw block, 24 bits, and ``(stream & 0xff) << 24``
+counter 1  sequence, low 32 bits
+counter 2  sequence, high 32 bits
+counter 3  step, 24 bits, and ``(stream >> 8) << 24``
+=========  ===================================================
+
+Draw j of a sequence is word j % 4 of block j // 4. Arrays here are (rows, columns): row i is sequence
+``offset + i`` modulo 2⁶⁴, column j is draw 4 ``block`` + j.
+"""
+
+import operator
+from typing import Any, SupportsIndex, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+MAX_BLOCKS = 1 << 24
+MAX_STEPS = 1 << 24
+MAX_STREAMS = 1 << 16
+_MAX_WORD64 = 1 << 64
+_LOW = 0xFFFFFFFF
+_LOW64, _HALF = np.uint64(_LOW), np.uint64(32)
+
+
+class Coordinates(TypedDict):
+    """What a generator's numbers depend on, apart from row and column."""
+
+    seed: int
+    step: int
+    stream: int
+    offset: int
+    block: int
+
+
+def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
+    """Ten rounds of Philox on 4 × 32 bits.
+
+    Parameters
+    ----------
+    counter
+        (..., 4) uint32.
+    key
+        (2,) uint32, shared by all counters.
+
+    Returns
+    -------
+    words
+        (..., 4) uint32.
+    """
+    counter = np.asarray(counter, dtype=np.uint32)
+    key = np.asarray(key, dtype=np.uint32)
+    if counter.shape[-1:] != (4,):
+        raise ValueError(f"counter: got shape {counter.shape}, wants (..., 4)")
+    if key.shape != (2,):
+        raise ValueError(f"key: got shape {key.shape}, wants (2,)")
+    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    k0, k1 = int(key[0]), int(key[1])
+    for _ in range(10):
+        even, odd = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (odd >> _HALF) ^ c1 ^ np.uint64(k0), odd & _LOW64
+        c2, c3 = (even >> _HALF) ^ c3 ^ np.uint64(k1), even & _LOW64
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+
+
+def integer(name: str, value: SupportsIndex, limit: int) -> int:
+    """`value` as an int in [0, limit), or an error that names the argument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wants an integer") from None
+    if not 0 <= number < limit:
+        raise ValueError(f"{name}: got {number}, wants an integer in [0, {limit})")
+    return number
+
+
+def validate(
+    rows: int, columns: int, *, seed: int, step: int, stream: int, offset: int, block: int
+) -> tuple[int, int, Coordinates]:
+    """Check the arguments that every generator shares against the bit layout.
+
+    Returns
+    -------
+    rows, columns, coordinates
+        As Python ints.
+    """
+    block = integer("block", block, MAX_BLOCKS)
+    columns = integer("columns", columns, 4 * (MAX_BLOCKS - block) + 1)
+    # A float64 result then has fewer than 2⁶³ bytes.
+    rows = integer("rows", rows, (1 << 60) // max(columns, 1))
+    coordinates: Coordinates = {
+        "seed": integer("seed", seed, _MAX_WORD64),
+        "step": integer("step", step, MAX_STEPS),
+        "stream": integer("stream", stream, MAX_STREAMS),
+        "offset": integer("offset", offset, _MAX_WORD64),
+        "block": block,
+    }
+    return rows, columns, coordinates
+
+
+def words(
+    rows: int, columns: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0, block: int = 0
+) -> NDArray[np.uint32]:
+    """(rows, columns) uint32: the raw words, draw 4 block + j of sequence offset + i."""
+    rows, columns, at = validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    blocks = -(-columns // 4)
+    sequence = np.arange(rows, dtype=np.uint64) + np.uint64(at["offset"])
+    counter = np.empty((rows, blocks, 4), dtype=np.uint32)
+    counter[..., 0] = np.arange(at["block"], at["block"] + blocks, dtype=np.uint32) | (at["stream"] & 0xFF) << 24
+    counter[..., 1] = (sequence & _LOW)[:, None]
+    counter[..., 2] = (sequence >> 32)[:, None]
+    counter[..., 3] = at["step"] | (at["stream"] >> 8) << 24
+    drawn = philox4x32(counter, (at["seed"] & _LOW, at["seed"] >> 32))
+    return np.ascontiguousarray(drawn.reshape(rows, 4 * blocks)[:, :columns])
+
+
+def uniforms(
+    rows: int,
+    columns: int,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    block: int = 0,
+    dtype: DTypeLike = np.float64,
+) -> NDArray[np.floating[Any]]:
+    """(rows, columns) uniforms (w + ½)·2⁻³², exact in float64; rounding to float32 can give 1."""
+    drawn = words(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    exact: NDArray[np.floating[Any]] = (drawn + 0.5) * 2.0**-32
+    return exact.astype(dtype)
+
+
+def normals(
+    rows: int,
+    columns: int,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    block: int = 0,
+    dtype: DTypeLike = np.float64,
+) -> NDArray[np.floating[Any]]:
+    """(rows, columns) standard normals by Box-Muller in float64, rounded to `dtype`.
+
+    Draws 2i and 2i+1 give columns 2i and 2i+1; an odd last column uses both and drops its partner.
+    """
+    rows, columns, at = validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    pairs = (columns + 1) // 2
+    u = uniforms(rows, 2 * pairs, **at).reshape(rows, pairs, 2)
+    r, angle = np.sqrt(-2.0 * np.log(u[..., 0])), 2.0 * np.pi * u[..., 1]
+    x = np.stack([r * np.cos(angle), r * np.sin(angle)], axis=-1).reshape(rows, 2 * pairs)
+    return np.ascontiguousarray(x[:, :columns], dtype=dtype)

@@ -1,0 +1,96 @@
+"""Random tensors that depend on (seed, step, stream, sequence, draw) alone.
+
+The extension serves when it is there, else numpy: uniforms have the same bits, normals differ by the rounding
+of log, sin, cos and sqrt in float64. `fastlin.data.philox` has the layout.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlin import _extension
+from fastlin.data import philox
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+def uniform(
+    rows: int,
+    columns: int,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    block: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Uniforms on (0, 1), in float32 on (0, 1] after rounding.
+
+    Parameters
+    ----------
+    rows, columns
+        Row i is sequence `offset` + i modulo 2⁶⁴, column j is draw 4 `block` + j, below 2²⁶.
+    seed, offset
+        In [0, 2⁶⁴). A batch can be taken in pieces by `offset`.
+    step, stream
+        In [0, 2²⁴) and [0, 2¹⁶).
+    block
+        First block of four draws, in [0, 2²⁴).
+    dtype
+        torch.float32 or torch.float64.
+
+    Returns
+    -------
+    u
+        (rows, columns), contiguous, on the CPU.
+    """
+    return _fill("fill_uniform", philox.uniforms, rows, columns, seed, step, stream, offset, block, dtype)
+
+
+def normal(
+    rows: int,
+    columns: int,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    block: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Standard normals by Box-Muller, from the same words as `uniform` with the same arguments.
+
+    Returns
+    -------
+    x
+        (rows, columns), contiguous, on the CPU; columns 2i and 2i+1 come from draws 2i and 2i+1.
+    """
+    return _fill("fill_normal", philox.normals, rows, columns, seed, step, stream, offset, block, dtype)
+
+
+def _fill(
+    kernel: str,
+    oracle: Callable[..., NDArray[np.floating[Any]]],
+    rows: int,
+    columns: int,
+    seed: int,
+    step: int,
+    stream: int,
+    offset: int,
+    block: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
+    rows, columns, at = philox.validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    compiled = _extension.extension()
+    if compiled is None:
+        return torch.from_numpy(oracle(rows, columns, **at, dtype=name))
+    out = torch.empty(rows, columns, dtype=dtype)
+    getattr(compiled, kernel)(out.data_ptr(), rows, columns, name, **at)
+    return out
