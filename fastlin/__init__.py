@@ -1,0 +1,32 @@
+"""fastlin: compiled kernels for in-context learning with linear attention."""
+
+from fastlin import reference, theory
+from fastlin._info import info
+from fastlin._version import __version__
+from fastlin.backends import BackendError
+from fastlin.data.sources import TaskMixture
+from fastlin.ops.functional import (
+    gram,
+    gram_loss,
+    gram_stack_loss,
+    predict,
+    prompt_loss,
+    stack_loss,
+    stack_predict,
+)
+
+__all__ = [
+    "BackendError",
+    "TaskMixture",
+    "__version__",
+    "gram",
+    "gram_loss",
+    "gram_stack_loss",
+    "info",
+    "predict",
+    "prompt_loss",
+    "reference",
+    "stack_loss",
+    "stack_predict",
+    "theory",
+]

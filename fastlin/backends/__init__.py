@@ -1,0 +1,92 @@
+"""The backends: what they share, which there are, and which one serves a call."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fastlin.backends import eager
+from fastlin.backends.problem import Gradients, Problem
+
+ORDER: dict[str, tuple[str, ...]] = {}
+"""Backends that "auto" tries for a device type before eager, best first."""
+
+
+class BackendError(RuntimeError):
+    """A backend that was named cannot serve the call; the message says why."""
+
+
+class Backend(Protocol):
+    """What a backend module provides. Gradients are asked for by letter; see `problem`."""
+
+    @property
+    def traceable(self) -> bool:
+        """Whether it is made of torch operations alone, which torch can batch and differentiate."""
+
+    def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+        """Why it cannot serve a call, or None."""
+
+    def predict(self, problem: Problem) -> Tensor:
+        """Predictions yhat (R, B)."""
+
+    def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
+        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
+
+    def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+        """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
+
+    def gram(self, z: Tensor) -> Tensor:
+        """Gram matrices (..., m, m) of tokens (..., n, m)."""
+
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+def names() -> tuple[str, ...]:
+    """Names that the `backend` argument takes, "auto" and "reference" apart."""
+    return (*dict.fromkeys(name for order in ORDER.values() for name in order), "eager")
+
+
+def load(name: str) -> Backend:
+    """The module of a backend, imported when it is first needed."""
+    if name == "eager":
+        return eager
+    return cast(Backend, importlib.import_module(f"fastlin.backends.{name}"))
+
+
+def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
+    """Name of the backend that serves a call.
+
+    Parameters
+    ----------
+    name : str
+        "auto" or a backend's name.
+    op : str
+        Public name of the op.
+    device, dtype, m
+        Of the call's data.
+
+    Raises
+    ------
+    BackendError
+        When a backend that was named cannot serve; only "auto" looks further.
+    """
+    if name != "auto":
+        reason = load(name).supports(op, device, dtype, m)
+        if reason is not None:
+            raise BackendError(f"{op}: backend {name!r} cannot serve this call: {reason}")
+        return name
+    order = (*ORDER.get(device.type, ()), "eager")
+    for i, candidate in enumerate(order):
+        reason = load(candidate).supports(op, device, dtype, m)
+        if reason is None:
+            return candidate
+        if (candidate, op, reason) not in _warned:
+            _warned.add((candidate, op, reason))
+            message = f"{op}: backend {candidate!r} does not serve this call ({reason}); {order[i + 1]} serves it"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+    raise AssertionError("eager serves every call")

@@ -1,0 +1,170 @@
+"""What a backend is asked to compute: one form for every op, every model and any number of trials.
+
+A sequence has a Gram matrix G, given by its tokens or as it is, a query q and a task k. G and q pass through L - 1
+matrix layers, and the last layer needs only vectors:
+
+    G    = sum_t p p' + sum_i z_i z_i'  (+ q q' when see_query)
+    T    = rho I + scale sum_h A_h G C_h         G <- T' G T         q <- T' q          each matrix layer
+    yhat = scale sum_h (W_h' q) . (G v_hk)  (+ rho q . h_k)                             the last layer
+
+The one-layer ops are L = 1 without skip. A stack has W = A_L and v_hk = C_Lh h_k (`split_last_layer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Gradients = dict[str, Tensor]
+"""Gradients by letter: x for the tokens or Gram matrices, else the parameter's own name."""
+
+_FULL_FORM = {
+    "p": "R K t m",
+    "W": "R H m m",
+    "v": "R H K m",
+    "A": "R L H m m",
+    "C": "R L H m m",
+    "h": "R K m",
+}
+
+
+class Options(NamedTuple):
+    """The arguments of an op that are not tensors, in the order of the registered schema.
+
+    Attributes
+    ----------
+    op : str
+        Public name of the op that was called.
+    tasks : int
+        K, or -1 when only the largest task index tells.
+    scale, first_skip, skip : float
+        Factor of the attention; factor of I in the first layer (0 without skip) and in the others.
+    see_query, check_finite : bool
+        Whether the query is among the keys; whether non-finite inputs raise.
+    backend : str
+        As the caller named it.
+    """
+
+    op: str
+    tasks: int
+    scale: float
+    first_skip: float
+    skip: float
+    see_query: bool
+    check_finite: bool
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Tensors in their full form, under the letters of the module's docstring.
+
+    Attributes
+    ----------
+    x : Tensor
+        Tokens (B, n, m), or Gram matrices (B, m, m) when `is_gram`.
+    q : Tensor, shape (B, m)
+    task : Tensor or None
+        (B,) int64; None when there is one task.
+    p : Tensor or None
+        Prompts (R, K, t, m).
+    A, C : Tensor or None
+        Matrix layers (R, L - 1, H, m, m); None when L = 1.
+    W : Tensor, shape (R, H, m, m)
+    v : Tensor, shape (R, H, K, m)
+    h : Tensor or None
+        Heads (R, K, m) that the skip of the last layer reads; None when it has none.
+    skips : tuple of float
+        Factor rho of I in each of the L layers.
+    """
+
+    x: Tensor
+    is_gram: bool
+    q: Tensor
+    task: Tensor | None
+    p: Tensor | None
+    A: Tensor | None
+    C: Tensor | None
+    W: Tensor
+    v: Tensor
+    h: Tensor | None
+    scale: float
+    skips: tuple[float, ...]
+    see_query: bool
+
+    @property
+    def tasks(self) -> int:
+        """K."""
+        return self.v.shape[2]
+
+
+def lift(name: str, tensor: Tensor, tasks: int, *, copies: bool = False) -> Tensor:
+    """Give a parameter its full form; a view unless a dimension of copies cannot be merged in place.
+
+    Parameters
+    ----------
+    name : str
+        Its letter, one of p A C W v h.
+    tensor : Tensor
+        In any of the forms of the public ops.
+    tasks : int
+        K, over which a head without task dimension is expanded.
+    copies : bool
+        Whether a dimension of independent copies leads; it is merged into R.
+
+    Returns
+    -------
+    Tensor
+        p (R, K, t, m), A and C (R, L, H, m, m), W (R, H, m, m), v (R, H, K, m), h (R, K, m).
+    """
+    front = tensor.shape[: int(copies)]
+    shape = list(tensor.shape[int(copies) :])
+    if name in "vh" and len(shape) == 1:
+        tensor = tensor.unsqueeze(-2).expand(*front, tasks, *shape)
+        shape.insert(0, tasks)
+    symbols = _FULL_FORM[name].split()
+    if len(shape) < len(symbols) - ("H" in symbols):
+        shape.insert(0, 1)
+    if len(shape) < len(symbols):
+        shape.insert(symbols.index("H"), 1)
+    shape[0] *= front.numel()
+    return tensor.reshape(shape)
+
+
+def drop(name: str, gradient: Tensor, shape: Sequence[int], *, copies: int | None = None) -> Tensor:
+    """Bring the gradient of a full form back to the shape of what was lifted: the transpose of `lift`.
+
+    With `copies`, that many independent copies were merged into R and lead again.
+    """
+    if name in "vh" and len(shape) == 1:
+        gradient = gradient.sum(-2)
+    return gradient.reshape(shape if copies is None else (copies, *shape))
+
+
+def split_last_layer(A: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """Matrix layers A, C (R, L - 1, H, m, m), or None when L = 1, and W, v of the last layer.
+
+    Parameters are in full form: A, C (R, L, H, m, m), h (R, K, m).
+    """
+    last = A.shape[1] - 1
+    v = h[:, None] @ C[:, last].mT
+    return (A[:, :last] if last else None), (C[:, :last] if last else None), A[:, last], v
+
+
+def join_last_layer(grads: Gradients, C: Tensor, h: Tensor, wants: str) -> Gradients:
+    """Gradients of A, C (R, L, H, m, m) and h (R, K, m) from those of `split_last_layer`'s results."""
+    joined = {letter: grad for letter, grad in grads.items() if letter in "xqp"}
+    if "A" in wants:
+        dW = grads["W"][:, None]
+        joined["A"] = torch.cat([grads["A"], dW], 1) if "A" in grads else dW
+    if "C" in wants:
+        dC = (grads["v"].mT @ h[:, None])[:, None]
+        joined["C"] = torch.cat([grads["C"], dC], 1) if "C" in grads else dC
+    if "h" in wants:
+        dh = (grads["v"] @ C[:, -1]).sum(1)
+        joined["h"] = grads["h"] + dh if "h" in grads else dh
+    return joined

@@ -1,0 +1,1 @@
+"""The public ops, and their registration with torch."""

@@ -1,0 +1,280 @@
+"""The ops as torch sees them: schema, fake kernels, autograd and vmap, written once for all backends.
+
+Losses and predictions are one op each, `fastlin::loss` and `fastlin::predict`, with `fastlin::predict_bwd` for their
+reverse mode (arguments: `_call`). A plain call goes through an `autograd.Function`, which costs 8 us against 30 us
+for a registered op with autograd, and which torch.func can transform; torch.compile sees the registered op. Both
+share one computation, one backward, one vmap.
+
+A loss returns its parameters' gradients with its value, and the backward multiplies them by what comes from above.
+Where that does not do (gradients of the data, which add over trials, or of the per-task losses) the backward runs
+the reverse mode. A backward that is itself differentiated runs in torch operations, whatever the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fastlin.backends import eager
+from fastlin.backends.problem import Options
+from fastlin.ops import _call
+from fastlin.ops._call import LETTERS, Arguments, Tensors
+from fastlin.ops._transforms import batched, tangents_of
+
+_OPTIONS = (
+    "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
+)
+
+
+def loss(tensors: Tensors, y: Tensor, weight: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of validated arguments, by the path that fits the moment."""
+    results = _dispatch("loss", Arguments(tensors, (y, weight, _gradients_with_value(tensors)), options))
+    return results[0], results[1]
+
+
+def predict(tensors: Tensors, options: Options) -> Tensor:
+    """Predictions of validated arguments, by the path that fits the moment."""
+    return _dispatch("predict", Arguments(tensors, (), options))[0]
+
+
+def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
+    options = given.options
+    flat = (*given.tensors, *given.extra, *options)
+    functorch = torch._C._are_functorch_transforms_active()
+    if torch.compiler.is_compiling() or isinstance(given.tensors[0], FakeTensor):
+        # torch.func.grad cannot see through a registered op: inside it the torch operations themselves are compiled.
+        if functorch and options.backend in ("auto", "eager") and options.tasks >= 0:
+            return _call.compute(name, given._replace(options=options._replace(backend="eager")))
+        results = _OPS[name](*flat)
+        return (results,) if isinstance(results, Tensor) else results
+    if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors)):
+        return _FUNCTIONS[name](*flat)
+    return _checked_compute(name, flat)
+
+
+def _gradients_with_value(tensors: Tensors) -> str:
+    """Letters whose gradients the forward pass should make: the parameters, if they alone are differentiated."""
+    if not torch.is_grad_enabled():
+        return ""
+    asked = "".join(a for a, t in zip(LETTERS, tensors, strict=True) if t is not None and t.requires_grad)
+    return "" if "x" in asked or "q" in asked else asked
+
+
+def _checked_compute(name: str, flat: Sequence[Any]) -> list[Tensor]:
+    return _call.compute(name, _call.checked(_call.parse(name, flat)))
+
+
+def _predict_impl(*flat: Any) -> Tensor:
+    return _checked_compute("predict", flat)[0]
+
+
+def _bwd_impl(*flat: Any) -> list[Tensor]:
+    return _checked_compute("predict_bwd", flat)
+
+
+def _loss_impl(*flat: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    value, per_task, *grads = _checked_compute("loss", flat)
+    return value, per_task, grads
+
+
+def _define(name: str, implementation: Any, returns: str) -> Any:
+    tensors = [f"Tensor{'' if letter in 'xq' else '?'} {letter}" for letter in LETTERS]
+    schema = f"({', '.join([*tensors, *_call.EXTRA[name], _OPTIONS])}) -> {returns}"
+    return torch.library.custom_op(f"fastlin::{name}", implementation, mutates_args=(), schema=schema)
+
+
+_predict_op = _define("predict", _predict_impl, "Tensor")
+_bwd_op = _define("predict_bwd", _bwd_impl, "Tensor[]")
+_loss_op = _define("loss", _loss_impl, "(Tensor, Tensor, Tensor[])")
+_OPS = {"predict": _predict_op, "loss": _loss_op}
+
+
+def _empty(tensors: Tensors, *shape: int) -> Tensor:
+    """A result of the fake kernels, with leading R where the call has trials."""
+    x, R = tensors[0], _call.trials_of(tensors)
+    assert x is not None
+    return x.new_empty(shape if R is None else (R, *shape))
+
+
+def _empty_gradients(given: Arguments) -> list[Tensor]:
+    by_letter = dict(zip(LETTERS, given.tensors, strict=True))
+    return [t.new_empty(t.shape) for t in (by_letter[letter] for letter in given.wants) if t is not None]
+
+
+def _predict_fake(*flat: Any) -> Tensor:
+    return _empty(_call.parse("predict", flat).tensors, flat[0].shape[0])
+
+
+def _bwd_fake(*flat: Any) -> list[Tensor]:
+    return _empty_gradients(_call.parse("predict_bwd", flat))
+
+
+def _loss_fake(*flat: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    given = _call.parse("loss", flat)
+    known = given.options.tasks
+    tasks: Any = known if known >= 0 else torch.library.get_ctx().new_dynamic_size()
+    return _empty(given.tensors), _empty(given.tensors, tasks), _empty_gradients(given)
+
+
+def _predict_setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    given = _call.parse("predict", inputs)
+    ctx.save_for_backward(*given.tensors)
+    ctx.save_for_forward(*given.tensors)
+    ctx.options = given.options
+
+
+def _predict_backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+    return _reverse(ctx, ctx.saved_tensors, gy)
+
+
+def _loss_setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
+    given = _call.parse("loss", inputs)
+    _, _, *grads = output
+    if grads and isinstance(grads[0], list):
+        grads = grads[0]
+    ctx.mark_non_differentiable(*grads)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*given.tensors, *given.extra[:2], *grads)
+    ctx.save_for_forward(*given.tensors, *given.extra[:2])
+    ctx.made, ctx.options = given.wants, given.options
+
+
+def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    n = len(LETTERS)
+    tensors, (y, weight), grads = (
+        ctx.saved_tensors[:n],
+        ctx.saved_tensors[n : n + 2],
+        ctx.saved_tensors[n + 2 :],
+    )
+    if g_loss is None and g_per_task is None:
+        return (None,) * len(ctx.needs_input_grad)
+    all_made = set(_needed(ctx)) <= set(ctx.made)
+    if g_loss is not None and g_per_task is None and all_made and not torch.is_grad_enabled():
+        scaled = [grad * g_loss.reshape(g_loss.shape + (1,) * (grad.ndim - g_loss.ndim)) for grad in grads]
+        return _in_order(ctx, ctx.made, scaled)
+    if torch.is_grad_enabled():
+        yhat = _call.compute("predict", Arguments(tensors, (), ctx.options._replace(backend="eager")))[0]
+    else:
+        yhat = _predict_op(*tensors, *ctx.options._replace(check_finite=False))
+    gy = 2 * (yhat - y) * eager.error_coefficients(tensors[2], y, weight, g_loss, g_per_task)
+    return _reverse(ctx, tensors, gy)
+
+
+def _reverse(ctx: Any, tensors: Tensors, gy: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of what needs them; in torch operations when they may be differentiated again."""
+    needs = _needed(ctx)
+    if torch.is_grad_enabled():
+        options = ctx.options._replace(backend="eager")
+        return _in_order(ctx, needs, _call.compute("predict_bwd", Arguments(tensors, (gy, needs), options)))
+    options = ctx.options._replace(check_finite=False)
+    return _in_order(ctx, needs, _bwd_op(*tensors, gy, needs, *options))
+
+
+def _needed(ctx: Any) -> str:
+    return "".join(a for a, needed in zip(LETTERS, ctx.needs_input_grad, strict=False) if needed)
+
+
+def _in_order(ctx: Any, letters: str, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients at the places of the inputs."""
+    made = dict(zip(letters, grads, strict=True))
+    others = len(ctx.needs_input_grad) - len(LETTERS)
+    return tuple(made.get(letter) for letter in LETTERS) + (None,) * others
+
+
+def _forward_mode(name: str, ctx: Any, tangents: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Tangents of the results, by torch's forward mode through the torch operations of eager."""
+    n = len(LETTERS)
+    options = ctx.options._replace(backend="eager", tasks=ctx.tasks)
+
+    def values(*flat: Tensor | None) -> list[Tensor]:
+        extra = (*flat[n:], "") if name == "loss" else ()
+        return _call.compute(name, Arguments(flat[:n], extra, options))
+
+    return tangents_of(values, ctx.saved_tensors, tangents)
+
+
+class _Predict(torch.autograd.Function):
+    forward = staticmethod(_predict_impl)
+    backward = staticmethod(_predict_backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        _predict_setup(ctx, inputs, output)
+        ctx.tasks = ctx.options.tasks
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _forward_mode("predict", ctx, tangents)[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
+        return batched(_predict_function, "predict", info.batch_size, in_dims, flat)[0], 0
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(*flat: Any) -> tuple[Tensor, ...]:
+        return tuple(_checked_compute("loss", flat))
+
+    backward = staticmethod(_loss_backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        _loss_setup(ctx, inputs, output)
+        ctx.tasks = output[1].shape[-1]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        return *_forward_mode("loss", ctx, tangents), *(None,) * len(ctx.made)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        results = batched(_loss_function, "loss", info.batch_size, in_dims, flat)
+        return tuple(results), (0,) * len(results)
+
+
+def _predict_function(*flat: Any) -> list[Tensor]:
+    return [_apply_predict(*flat)]
+
+
+def _loss_function(*flat: Any) -> list[Tensor]:
+    return list(_apply_loss(*flat))
+
+
+_apply_predict: Callable[..., Any] = _Predict.apply
+_apply_loss: Callable[..., Any] = _Loss.apply
+
+
+_FUNCTIONS = {"predict": _predict_function, "loss": _loss_function}
+
+
+def _predict_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
+    return batched(lambda *a: [_predict_op(*a)], "predict", info.batch_size, in_dims, flat)[0], 0
+
+
+def _bwd_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[list[Tensor], list[int]]:
+    results = batched(lambda *a: list(_bwd_op(*a)), "predict_bwd", info.batch_size, in_dims, flat)
+    return results, [0] * len(results)
+
+
+def _loss_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Any, Any]:
+    def call(*a: Any) -> list[Tensor]:
+        value, per_task, grads = _loss_op(*a)
+        return [value, per_task, *grads]
+
+    value, per_task, *grads = batched(call, "loss", info.batch_size, in_dims, flat)
+    return (value, per_task, grads), (0, 0, [0] * len(grads))
+
+
+_predict_op.register_fake(_predict_fake)
+_bwd_op.register_fake(_bwd_fake)
+_loss_op.register_fake(_loss_fake)
+_predict_op.register_autograd(_predict_backward, setup_context=_predict_setup)
+_loss_op.register_autograd(_loss_backward, setup_context=_loss_setup)
+_predict_op.register_vmap(_predict_vmap)
+_bwd_op.register_vmap(_bwd_vmap)
+_loss_op.register_vmap(_loss_vmap)

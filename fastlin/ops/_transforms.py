@@ -1,0 +1,119 @@
+"""How the ops behave under torch.vmap and in forward mode.
+
+A batch of parameters is a batch of trials, which every backend serves in one call. Any other batch is served by
+vmapping the torch operations of a traceable backend, and by one call for each entry where the backend is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin import backends
+from fastlin.backends.problem import drop, lift
+from fastlin.ops import _call
+from fastlin.ops._call import LETTERS, PARAMETERS, Arguments
+
+
+def batched(
+    call: Callable[..., list[Tensor]],
+    name: str,
+    copies: int,
+    in_dims: Sequence[int | None],
+    args: Sequence[Any],
+) -> list[Tensor]:
+    """Results of an op for each entry of the vmapped dimension, which leads in all of them.
+
+    Parameters
+    ----------
+    call : callable
+        The op on flat arguments, differentiable, with its results in one list.
+    name : str
+        Which op it is.
+    copies : int
+        Size of the vmapped dimension.
+    in_dims : sequence of int or None
+        Where the vmapped dimension is in each argument.
+    args : sequence
+        The op's flat arguments.
+    """
+    moved = [arg if dim is None else arg.movedim(dim, 0) for arg, dim in zip(args, in_dims, strict=True)]
+    is_batched = [dim is not None for dim in in_dims]
+    given = _call.parse(name, moved)
+    wants = given.wants
+    of_trials = [i for i, letter in enumerate(LETTERS) if letter in PARAMETERS]
+    if name == "predict_bwd":
+        of_trials.append(len(LETTERS))
+    if sum(is_batched) == sum(is_batched[i] for i in of_trials) and not set("xq") & set(wants):
+        return _as_trials(call, name, copies, is_batched, given)
+    options = _call.checked(given).options
+
+    def compute(*flat: Any) -> list[Tensor]:
+        return _call.compute(name, _call.parse(name, flat)._replace(options=options))
+
+    return each(call, compute, options.backend, copies, is_batched, moved)
+
+
+def each(
+    call: Callable[..., list[Tensor]],
+    compute: Callable[..., list[Tensor]],
+    backend: str,
+    copies: int,
+    is_batched: Sequence[bool],
+    moved: Sequence[Any],
+) -> list[Tensor]:
+    """Results for each entry of the leading dimension of the arguments that are batched.
+
+    `compute` is the op without checks, which torch can vmap when the backend is traceable.
+    """
+    if backends.load(backend).traceable:
+        return list(torch.vmap(compute, tuple(0 if b else None for b in is_batched))(*moved))
+    rows = [call(*(arg[i] if b else arg for arg, b in zip(moved, is_batched, strict=True))) for i in range(copies)]
+    return [torch.stack(results) for results in zip(*rows, strict=True)]
+
+
+def tangents_of(
+    values: Callable[..., list[Tensor]], saved: Sequence[Tensor | None], tangents: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """Tangents of the results of `values(*saved)`, by torch's forward mode; tangents that are not tensors are zero."""
+    moving = [i for i, tangent in enumerate(tangents) if isinstance(tangent, Tensor)]
+
+    def of_moving(*primals: Tensor) -> tuple[Tensor, ...]:
+        replaced = dict(zip(moving, primals, strict=True))
+        return tuple(values(*(replaced.get(i, tensor) for i, tensor in enumerate(saved))))
+
+    primals, directions = tuple(saved[i] for i in moving), tuple(tangents[i] for i in moving)
+    results: tuple[Tensor, ...] = torch.func.jvp(of_moving, primals, directions)[1]
+    return results
+
+
+def _as_trials(
+    call: Callable[..., list[Tensor]], name: str, copies: int, is_batched: Sequence[bool], given: Arguments
+) -> list[Tensor]:
+    options = given.options if given.options.tasks >= 0 else _call.checked(given).options
+    tensors = list(given.tensors)
+    shapes: dict[str, Sequence[int]] = {}
+    R = None
+    for i, (letter, tensor) in enumerate(zip(LETTERS, given.tensors, strict=True)):
+        if letter not in PARAMETERS or tensor is None:
+            continue
+        if not is_batched[i]:
+            tensor = tensor.expand(copies, *tensor.shape)
+        shapes[letter] = tensor.shape[1:]
+        if letter in "WA" and tensor.ndim - 1 > (2 if letter == "W" else 3):
+            R = tensor.shape[1]
+        tensors[i] = lift(letter, tensor, options.tasks, copies=True)
+    extra = list(given.extra)
+    if name == "predict_bwd":
+        gy = extra[0] if is_batched[len(LETTERS)] else extra[0].expand(copies, *extra[0].shape)
+        extra[0] = gy.reshape(-1, gy.shape[-1])
+    results = call(*tensors, *extra, *options)
+    front = (copies,) if R is None else (copies, R)
+    values = len(results) - len(given.wants)
+    unfolded = [value.reshape(*front, *value.shape[1:]) for value in results[:values]]
+    for letter, grad in zip(given.wants, results[values:], strict=True):
+        unfolded.append(drop(letter, grad, shapes[letter], copies=copies))
+    return unfolded

@@ -1,0 +1,258 @@
+"""What the public ops accept. Every check of every op is here, and nothing else is.
+
+`arguments` looks at shapes, dtypes, devices and options, which tracing can see; `values` looks at numbers, and runs
+where the numbers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin import backends
+from fastlin.backends.problem import Options
+
+DTYPES = (torch.float32, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+# Forms without trials, with trials, with trials and attention heads. A symbol is one size, shared by all arguments.
+_FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "W": (("m m",), ("R m m",), ("R H m m",)),
+    "A": (("L m m",), ("R L m m",), ("R L H m m",)),
+    "C": (("L m m",), ("R L m m",), ("R L H m m",)),
+    "p": (("K t m",), ("R K t m",), ("R K t m",)),
+    "v": (("K m", "m"), ("R K m",), ("R H K m",)),
+    "h": (("K m", "m"), ("R K m",), ("R K m",)),
+}
+_DATA_FORMS = {"z": "B n m", "G": "B m m", "q": "B m", "y": "B", "task": "B", "weight": "K"}
+_MAY_BE_ZERO = "Bnt"
+
+
+class _Sizes:
+    """Sizes seen so far, each with the argument that set it."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.bound: dict[str, tuple[int, str]] = {}
+
+    def match(self, name: str, tensor: Tensor, forms: Sequence[str], beside: str = "") -> None:
+        """Bind the sizes of a tensor to the one of its forms that has as many dimensions, or raise."""
+        for form in forms:
+            symbols = form.split()
+            if len(symbols) == tensor.ndim:
+                break
+        else:
+            raise ValueError(self._shape_message(name, tensor, forms, beside))
+        for symbol, size in zip(symbols, tensor.shape, strict=True):
+            if symbol not in self.bound:
+                if size == 0 and symbol not in _MAY_BE_ZERO:
+                    raise ValueError(
+                        f"{self.op}: {name} has shape {tuple(tensor.shape)}, so {symbol} = 0; wants {symbol} >= 1"
+                    )
+                self.bound[symbol] = (size, name)
+            elif size != self.bound[symbol][0]:
+                raise ValueError(self._shape_message(name, tensor, [form], beside))
+
+    def get(self, symbol: str, default: int) -> int:
+        return self.bound[symbol][0] if symbol in self.bound else default
+
+    def _shape_message(self, name: str, tensor: Tensor, forms: Sequence[str], beside: str) -> str:
+        wants = " or ".join("(" + ", ".join(form.split()) + ("," if len(form) == 1 else "") + ")" for form in forms)
+        known = {
+            s: self.bound[s] for form in forms for s in form.split() if s in self.bound and self.bound[s][1] != name
+        }
+        sizes = ", ".join(f"{symbol} = {size} (from {source})" for symbol, (size, source) in known.items())
+        return f"{self.op}: {name} has shape {tuple(tensor.shape)}; wants {wants}{beside}" + (
+            f" with {sizes}" if sizes else ""
+        )
+
+
+def arguments(
+    op: str,
+    data: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    *,
+    scale: float,
+    see_query: bool,
+    backend: str,
+    check_finite: bool,
+    weight: Any = None,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
+) -> tuple[Options, Tensor | None]:
+    """Check the arguments of an op, all but the values inside its tensors.
+
+    Parameters
+    ----------
+    op : str
+        Public name, for the messages.
+    data : mapping
+        The data by name: first z or G, then q, y, task; the value of task may be None.
+    parameters : mapping
+        p, which may be None, with W and v or A, C and h.
+    scale, see_query, backend, check_finite, weight, first_skip, residual
+        The op's options.
+
+    Returns
+    -------
+    options : Options
+    weight : Tensor or None
+        As a tensor (K,) like the data.
+    """
+    sizes = _Sizes(op)
+    anchor_name, anchor = next(iter(data.items()))
+    _check_tensor(op, anchor_name, anchor)
+    if anchor.dtype not in DTYPES:
+        raise TypeError(f"{op}: {anchor_name} has dtype {anchor.dtype}; wants torch.float32 or torch.float64")
+    for name, tensor in data.items():
+        if name == "task":
+            if tensor is None:
+                continue
+            _check_task(op, tensor, anchor_name, anchor)
+        else:
+            _check_like(op, name, tensor, anchor_name, anchor)
+        sizes.match(name, tensor, [_DATA_FORMS[name]])
+    if "y" in data and data["y"].requires_grad:
+        raise ValueError(f"{op}: y requires grad; wants y.detach(): the loss is not differentiated in its targets")
+
+    lead = "A" if "A" in parameters else "W"
+    present = {name: tensor for name, tensor in parameters.items() if tensor is not None or name != "p"}
+    for name, tensor in present.items():
+        _check_like(op, name, tensor, anchor_name, anchor)
+    rank = present[lead].ndim - len(_FORMS[lead][0][0].split())
+    if not 0 <= rank <= 2:
+        sizes.match(lead, present[lead], [form for forms in _FORMS[lead] for form in forms])
+    beside = f" beside {lead} ({', '.join(_FORMS[lead][rank][0].split())})"
+    for name in (lead, *(name for name in present if name != lead)):
+        sizes.match(name, present[name], _FORMS[name][rank], "" if name == lead else beside)
+
+    options = _check_options(op, scale, see_query, backend, check_finite, first_skip, residual)
+    if weight is not None:
+        weight = _check_weight(op, weight, anchor_name, anchor)
+        sizes.match("weight", weight, [_DATA_FORMS["weight"]])
+    tasks = sizes.get("K", -1 if data["task"] is not None else 1)
+    if data["task"] is None and tasks != 1:
+        source = sizes.bound["K"][1]
+        raise ValueError(f"{op}: task is None, which is one task, but {source} has K = {tasks}; wants task (B,)")
+    depth = sizes.get("L", 1)
+    first = 0.0
+    if lead == "A" and (depth > 1 if first_skip is None else first_skip):
+        first = float(residual)
+    return options._replace(tasks=tasks, first_skip=first), weight
+
+
+def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backend: str, check_finite: bool) -> int:
+    """Check the arguments of `gram`, all but the values inside its tensors. Returns K, or -1 when p does not tell."""
+    op = "gram"
+    _check_tensor(op, "z", z)
+    if z.dtype not in DTYPES:
+        raise TypeError(f"{op}: z has dtype {z.dtype}; wants torch.float32 or torch.float64")
+    sizes = _Sizes(op)
+    sizes.match("z", z, [_DATA_FORMS["z"]])
+    if p is not None:
+        _check_like(op, "p", p, "z", z)
+        sizes.match("p", p, [form for forms in _FORMS["p"][:2] for form in forms])
+    if task is not None:
+        _check_task(op, task, "z", z)
+        sizes.match("task", task, [_DATA_FORMS["task"]])
+    tasks = sizes.get("K", 1)
+    if task is None and tasks != 1:
+        raise ValueError(f"{op}: task is None, which is one task, but p has K = {tasks}; wants task (B,)")
+    if q is not None:
+        _check_like(op, "q", q, "z", z)
+        sizes.match("q", q, [_DATA_FORMS["q"]])
+    _check_options(op, 1.0, see_query, backend, check_finite, None, 1.0)
+    if see_query and q is None:
+        raise ValueError(f"{op}: q is None; wants q (B, m) when see_query is True")
+    return -1 if p is None else tasks
+
+
+def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor | None]) -> int:
+    """Check the numbers: task indices always, finiteness when asked. Returns K.
+
+    Parameters
+    ----------
+    op : str
+        Public name, for the messages.
+    tasks : int
+        K, or -1 when only the largest task index tells.
+    check_finite : bool
+    named : mapping
+        Tensors by the name that the caller knows; None where absent.
+    """
+    task = named.get("task")
+    if task is not None:
+        low, high = (int(end) for end in task.aminmax()) if task.numel() else (0, 0)
+        if tasks < 0:
+            tasks = max(high, 0) + 1
+        if low < 0 or high >= tasks:
+            found = low if low < 0 else high
+            raise ValueError(f"{op}: task holds the index {found}; wants 0 <= task < K = {tasks}")
+    if check_finite:
+        for name, tensor in named.items():
+            if tensor is not None and name != "task" and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise ValueError(
+                    f"{op}: {name} holds {bad} values that are not finite, of {tensor.numel()}; "
+                    "wants finite values under check_finite=True"
+                )
+    return max(tasks, 1)
+
+
+def _check_tensor(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} is a {type(value).__name__}; wants a torch.Tensor")
+
+
+def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
+    _check_tensor(op, name, value)
+    if value.dtype != anchor.dtype:
+        raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants {anchor.dtype}, as {anchor_name} has")
+    _check_device(op, name, value, anchor_name, anchor)
+
+
+def _check_task(op: str, task: Any, anchor_name: str, anchor: Tensor) -> None:
+    _check_tensor(op, "task", task)
+    if task.dtype not in INTEGERS:
+        raise TypeError(f"{op}: task has dtype {task.dtype}; wants an integer dtype such as torch.int64")
+    _check_device(op, "task", task, anchor_name, anchor)
+
+
+def _check_device(op: str, name: str, value: Tensor, anchor_name: str, anchor: Tensor) -> None:
+    if value.device != anchor.device:
+        raise ValueError(f"{op}: {name} is on device {value.device}; wants {anchor.device}, as {anchor_name} is")
+
+
+def _check_weight(op: str, weight: Any, anchor_name: str, anchor: Tensor) -> Tensor:
+    if not isinstance(weight, Tensor):
+        if not isinstance(weight, (list, tuple)) or not all(isinstance(w, Real) for w in weight):
+            raise TypeError(f"{op}: weight is a {type(weight).__name__}; wants a torch.Tensor or a list of K numbers")
+        return torch.tensor([float(w) for w in weight], dtype=anchor.dtype, device=anchor.device)
+    _check_like(op, "weight", weight, anchor_name, anchor)
+    if weight.requires_grad:
+        raise ValueError(f"{op}: weight requires grad; wants weight.detach(): the loss is not differentiated in it")
+    return weight
+
+
+def _check_options(
+    op: str, scale: Any, see_query: Any, backend: Any, check_finite: Any, first_skip: Any, residual: Any
+) -> Options:
+    for name, number in (("scale", scale), ("residual", residual)):
+        if not isinstance(number, Real) or isinstance(number, bool):
+            raise TypeError(f"{op}: {name} is {number!r}, a {type(number).__name__}; wants a real number")
+        if not math.isfinite(number):
+            raise ValueError(f"{op}: {name} is {number!r}; wants a finite number")
+    for name, flag in (("see_query", see_query), ("check_finite", check_finite)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{op}: {name} is {flag!r}; wants True or False")
+    if first_skip is not None and not isinstance(first_skip, bool):
+        raise TypeError(f"{op}: first_skip is {first_skip!r}; wants None, True or False")
+    known = ("auto", "reference", *backends.names())
+    if backend not in known:
+        raise ValueError(f"{op}: backend is {backend!r}; wants one of {', '.join(map(repr, known))}")
+    return Options(op, -1, float(scale), 0.0, float(residual), see_query, check_finite, backend)

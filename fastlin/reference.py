@@ -1,0 +1,336 @@
+"""The paper taken literally: concatenate, attend, mask, read the query row. Oracle and baseline.
+
+    Z      = [p_k; z_1 ... z_n; q]                          tokens are rows
+    Attn(Z) = scale sum_h (Z A_h Z' M) Z C_h                A = Wq Wk', C = Wv, M masks the query as key and value
+    stack:   Z <- rho Z + Attn(Z) layer by layer            rho = 0 in a first layer without skip
+    yhat   = last row of Z . h_k;   one layer: last row of Attn(Z) h_k, with v_k = Wv h_k
+
+Slow and obvious, and written without the Gram form that everything fast rests on. Trials and attention heads are
+loops. The ops that take a Gram matrix have no tokens to attend over: they read the symmetric part of G, which is all
+that any set of tokens could say. Derivatives are torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+__all__ = [
+    "gram",
+    "gram_loss",
+    "gram_stack_loss",
+    "predict",
+    "prompt_loss",
+    "stack_loss",
+    "stack_predict",
+]
+
+
+def _takes_op_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Let an oracle be called with every option of its op: `backend`, which is this one, and `check_finite`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, backend: str = "reference", check_finite: bool = False, **options: Any) -> Result:
+        if backend not in ("auto", "reference"):
+            raise ValueError(f"reference.{function.__name__}: backend is {backend!r}; wants 'auto' or 'reference'")
+        if check_finite:
+            for name, value in signature.bind(*args, **options).arguments.items():
+                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                    raise ValueError(f"reference.{function.__name__}: {name} holds values that are not finite")
+        return function(*args, **options)
+
+    return call
+
+
+@_takes_op_options
+def predict(
+    z: Tensor,
+    q: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    scale: float = 1.0,
+    see_query: bool = False,
+) -> Tensor:
+    """Predictions (B,) or (R, B) of one layer of masked linear attention; arguments as `fastlin.predict`."""
+    if W.ndim > 2:
+        trials = [
+            _layer(z, q, task, None if p is None else p[r], W[r], v[r], scale, see_query) for r in range(W.shape[0])
+        ]
+        return torch.stack(trials)
+    return _layer(z, q, task, p, W, v, scale, see_query)
+
+
+def _layer(
+    z: Tensor,
+    q: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    scale: float,
+    see_query: bool,
+) -> Tensor:
+    Z = _prepend(z, q, task, p)
+    mask = _mask(Z, see_query)
+    attended = torch.zeros_like(Z[..., :1])
+    for W_h, v_h in zip(_heads(W), [v] if W.ndim == 2 else list(v), strict=True):
+        values = Z @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)
+        attended = attended + scale * (Z @ W_h @ Z.mT * mask) @ values
+    return attended[:, -1, 0]
+
+
+@_takes_op_options
+def stack_predict(
+    z: Tensor,
+    q: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    *,
+    scale: float = 1.0,
+    see_query: bool = False,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
+) -> Tensor:
+    """Predictions (B,) or (R, B) of a stack of layers; arguments as `fastlin.stack_predict`."""
+    if A.ndim > 3:
+        trials = [
+            _stack(
+                z,
+                q,
+                task,
+                None if p is None else p[r],
+                A[r],
+                C[r],
+                h[r],
+                scale,
+                see_query,
+                first_skip,
+                residual,
+            )
+            for r in range(A.shape[0])
+        ]
+        return torch.stack(trials)
+    return _stack(z, q, task, p, A, C, h, scale, see_query, first_skip, residual)
+
+
+def _stack(
+    z: Tensor,
+    q: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    scale: float,
+    see_query: bool,
+    first_skip: bool | None,
+    residual: float,
+) -> Tensor:
+    Z = _prepend(z, q, task, p)
+    mask = _mask(Z, see_query)
+    for layer in range(A.shape[0]):
+        attended = torch.zeros_like(Z)
+        for A_h, C_h in zip(_heads(A[layer]), _heads(C[layer]), strict=True):
+            attended = attended + scale * (Z @ A_h @ Z.mT * mask) @ (Z @ C_h)
+        Z = residual * Z + attended if _has_skip(layer, A.shape[0], first_skip) else attended
+    return (Z[:, -1] * _of_task(h, task, q.shape[0])).sum(-1)
+
+
+@_takes_op_options
+def prompt_loss(
+    z: Tensor,
+    q: Tensor,
+    y: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of one layer; arguments as `fastlin.prompt_loss`."""
+    yhat = predict(z, q, task, p, W, v, scale=scale, see_query=see_query)
+    return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
+
+
+@_takes_op_options
+def stack_loss(
+    z: Tensor,
+    q: Tensor,
+    y: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    *,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of a stack; arguments as `fastlin.stack_loss`."""
+    yhat = stack_predict(
+        z, q, task, p, A, C, h, scale=scale, see_query=see_query, first_skip=first_skip, residual=residual
+    )
+    return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
+
+
+@_takes_op_options
+def gram_loss(
+    G: Tensor,
+    q: Tensor,
+    y: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of one layer, from Gram matrices; arguments as `fastlin.gram_loss`."""
+    trials = []
+    for r in range(W.shape[0] if W.ndim > 2 else 1):
+        p_r, W_r, v_r = (p, W, v) if W.ndim == 2 else (None if p is None else p[r], W[r], v[r])
+        G_r = _whole_gram(G, q, task, p_r, see_query)
+        yhat = torch.zeros_like(y)
+        for W_h, v_h in zip(_heads(W_r), [v_r] if W.ndim < 4 else list(v_r), strict=True):
+            a = q @ W_h
+            c = (G_r @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)).squeeze(-1)
+            yhat = yhat + scale * (a * c).sum(-1)
+        trials.append(yhat)
+    yhat = torch.stack(trials) if W.ndim > 2 else trials[0]
+    return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
+
+
+@_takes_op_options
+def gram_stack_loss(
+    G: Tensor,
+    q: Tensor,
+    y: Tensor,
+    task: Tensor | None,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    *,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of a stack, from Gram matrices; arguments as `fastlin.gram_stack_loss`."""
+    trials = []
+    for r in range(A.shape[0] if A.ndim > 3 else 1):
+        p_r, A_r, C_r, h_r = (p, A, C, h) if A.ndim == 3 else (None if p is None else p[r], A[r], C[r], h[r])
+        G_l, q_l = _whole_gram(G, q, task, p_r, see_query), q
+        for layer in range(A_r.shape[0]):
+            T = torch.zeros_like(G_l)
+            for A_h, C_h in zip(_heads(A_r[layer]), _heads(C_r[layer]), strict=True):
+                T = T + scale * A_h @ G_l @ C_h
+            if _has_skip(layer, A_r.shape[0], first_skip):
+                T = T + residual * torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
+            G_l, q_l = T.mT @ G_l @ T, (q_l.unsqueeze(1) @ T).squeeze(1)
+        trials.append((q_l * _of_task(h_r, task, q.shape[0])).sum(-1))
+    yhat = torch.stack(trials) if A.ndim > 3 else trials[0]
+    return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
+
+
+@_takes_op_options
+def gram(
+    z: Tensor,
+    p: Tensor | None = None,
+    task: Tensor | None = None,
+    q: Tensor | None = None,
+    *,
+    see_query: bool = False,
+) -> Tensor:
+    """Gram matrices (B, m, m) or (R, B, m, m) of the prompted tokens; arguments as `fastlin.gram`."""
+    if p is not None and p.ndim == 4:
+        return torch.stack([gram(z, p_r, task, q, see_query=see_query) for p_r in p])
+    Z = _prepend(z, z.new_zeros(z.shape[0], z.shape[2]) if q is None else q, task, p)
+    return Z.mT @ (_mask(Z, see_query).unsqueeze(-1) * Z)
+
+
+def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Tensor:
+    """Tokens (B, t + n + 1, m): the task's prompt, the context, the query."""
+    tokens = [z, q.unsqueeze(1)]
+    if p is not None:
+        tokens.insert(0, p.expand(z.shape[0], -1, -1) if task is None else p[task.long()])
+    return torch.cat(tokens, 1)
+
+
+def _mask(Z: Tensor, see_query: bool) -> Tensor:
+    """Ones (t + n + 1,) with a zero for the query unless it may be seen."""
+    mask = torch.ones(Z.shape[1], dtype=Z.dtype, device=Z.device)
+    if not see_query:
+        mask[-1] = 0
+    return mask
+
+
+def _whole_gram(G: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None, see_query: bool) -> Tensor:
+    """Symmetric part of G, with the tokens of the prompt and, when seen, the query added."""
+    extra = gram(q.new_zeros(q.shape[0], 0, q.shape[1]), p, task, q, see_query=see_query)
+    return (G + G.mT) / 2 + extra
+
+
+def _has_skip(layer: int, layers: int, first_skip: bool | None) -> bool:
+    if layer > 0:
+        return True
+    return layers > 1 if first_skip is None else first_skip
+
+
+def _heads(matrices: Tensor) -> list[Tensor]:
+    """The attention heads of a layer: (H, m, m) as a list, or the one head (m, m)."""
+    return list(matrices) if matrices.ndim == 3 else [matrices]
+
+
+def _of_task(heads: Tensor, task: Tensor | None, batch: int) -> Tensor:
+    """Each sequence's own row (B, m) of heads (K, m) or of a shared head (m,)."""
+    if heads.ndim == 1 or task is None:
+        return heads.expand(batch, -1)
+    return heads[task.long()]
+
+
+def _tasks(task: Tensor | None, p: Tensor | None, heads: Tensor | None, weight: Tensor | None) -> int:
+    if p is not None:
+        return p.shape[-3]
+    if heads is not None:
+        return heads.shape[-2]
+    if weight is not None:
+        return len(weight)
+    return 1 if task is None or task.numel() == 0 else int(task.max()) + 1
+
+
+def _losses(yhat: Tensor, y: Tensor, task: Tensor | None, weight: Tensor | None, tasks: int) -> tuple[Tensor, Tensor]:
+    """Loss and per-task means of the squared errors of yhat (B,) or (R, B)."""
+    squares = (yhat - y) ** 2
+    index = torch.zeros_like(y, dtype=torch.long) if task is None else task
+    means = []
+    for k in range(tasks):
+        of_task = squares[..., index == k]
+        means.append(of_task.mean(-1) if of_task.shape[-1] else squares.new_zeros(squares.shape[:-1]))
+    per_task = torch.stack(means, -1)
+    if weight is not None:
+        return (per_task * torch.as_tensor(weight, dtype=y.dtype, device=y.device)).sum(-1), per_task
+    return squares.mean(-1) if y.shape[0] else squares.sum(-1), per_task

@@ -1,0 +1,178 @@
+"""The registered ops: opcheck, fake kernels, torch.compile and torch.export."""
+
+import pytest
+import torch
+from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+import fastlin as fl
+from fastlin.backends.problem import Options
+from fastlin.ops._call import LETTERS
+
+FORMS = [{}, {"R": 2}, {"R": 2, "H": 2, "see_query": True}, {"shared_head": True, "t": None}]
+
+
+def flat(case, extra=(), backend="auto", tasks=3):
+    """Arguments of the registered op."""
+    given = {"x": next(iter(case.inputs.values())), "task": case.task, **case.inputs}
+    options = {"scale": 0.5, "first_skip": 1.0, "skip": 1.0, "see_query": True, "check_finite": False}
+    tensors = [given.get(letter) for letter in LETTERS]
+    return (*tensors, *extra, *Options(case.op, tasks, **options, backend=backend))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("op", LOSSES)
+def test_opcheck_loss(op, form):
+    case = make(op, **form)
+    parameters = [name for name in case.inputs if name not in "zGq"]
+    wants = "".join(name for name in parameters if case.inputs[name] is not None)
+    weight = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    opcheck(torch.ops.fastlin.loss, flat(case.differentiable(*parameters), (case.y, None, wants)))
+    opcheck(torch.ops.fastlin.loss, flat(case.differentiable(), (case.y, weight, "")))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("op", PREDICTIONS)
+def test_opcheck_predict(op, form):
+    case = make(op, **form)
+    gy = torch.ones_like(case())
+    wants = "xq" + "".join(name for name in case.inputs if name not in "zGq" and case.inputs[name] is not None)
+    opcheck(torch.ops.fastlin.predict, flat(case.differentiable()))
+    opcheck(torch.ops.fastlin.predict_bwd, flat(case, (gy, wants)))
+
+
+@pytest.mark.parametrize("op", LOSSES)
+def test_opcheck_with_unknown_tasks(op):
+    """K from the data: sizes that tracing cannot know, which torch's partitioner does not differentiate."""
+    case = make(op, shared_head=True, t=None)
+    opcheck(torch.ops.fastlin.loss, flat(case, (case.y, None, ""), tasks=-1))
+
+
+@pytest.mark.parametrize("R", [None, 2])
+def test_opcheck_gram(R):
+    case = make("predict", R=R).differentiable()
+    z, q, p = (case.inputs[name] for name in "zqp")
+    opcheck(torch.ops.fastlin.gram, (z, p, case.task, q, 3, False, "auto"))
+    opcheck(torch.ops.fastlin.gram, (z, None, None, None, -1, True, "eager"))
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    return lambda function: torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("op", LOSSES + PREDICTIONS)
+def test_compile(op, form, compiler):
+    case = make(op, **form).differentiable()
+    names = list(case.leaves())
+
+    class Module:
+        """The ops, compiled."""
+
+    def call(*arguments, **options):
+        return getattr(fl, op)(*arguments, **options)
+
+    setattr(Module, op, staticmethod(compiler(call)))
+    assert_close(case(Module), case(), 0.0)
+    for leaves in (names, [name for name in names if name not in "zGq"]):
+        ready = case.differentiable(*leaves)
+        for per_task in (True, False):
+            assert_close(gradients(ready, Module, per_task=per_task), gradients(ready, per_task=per_task), 1e-14)
+
+
+def test_compile_gram(compiler):
+    case = make("predict").differentiable()
+    z, q, p = (case.inputs[name] for name in "zqp")
+
+    def function(z, q, p):
+        return fl.gram(z, p, case.task, q, see_query=True).square().sum()
+
+    found, expected = (torch.autograd.grad(f(z, q, p), (z, q, p)) for f in (compiler(function), function))
+    assert_close(found, expected, 0.0)
+
+
+def test_compile_inductor():
+    """The default backend of torch.compile, in a training step with the ordinary torch around the op."""
+    torch._dynamo.reset()
+    case = make("prompt_loss").differentiable("p", "v")
+    Wq, Wk = (torch.randn(5, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def step(Wq, Wk, p, v):
+        return case(W=Wq @ Wk.T, p=p, v=v)[0]
+
+    leaves = (Wq, Wk, case.inputs["p"], case.inputs["v"])
+    found = torch.autograd.grad(torch.compile(step, fullgraph=True)(*leaves), leaves)
+    assert_close(found, torch.autograd.grad(step(*leaves), leaves), 1e-14)
+
+
+def test_compile_dynamic_batch(compiler):
+    """A second batch size compiles once more, with symbolic sizes, and further ones not at all."""
+    function = compiler(lambda z, q, y, task, p, W, v: fl.prompt_loss(z, q, y, task, p, W, v))
+    for B in (5, 6):
+        case = make("prompt_loss", B=B)
+        z, q, *parameters = case.inputs.values()
+        assert_close(function(z, q, case.y, case.task, *parameters), case(), 0.0)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for B in (7, 11):
+            case = make("prompt_loss", B=B)
+            z, q, *parameters = case.inputs.values()
+            assert_close(function(z, q, case.y, case.task, *parameters), case(), 0.0)
+
+
+def test_compile_of_torch_func(compiler):
+    case = make("prompt_loss")
+
+    def gradient(W):
+        return torch.func.grad(lambda W: case(W=W)[0])(W)
+
+    W = case.inputs["W"]
+    assert_close(compiler(gradient)(W), gradient(W), 0.0)
+    batch = torch.stack([W, 2 * W])
+    assert_close(compiler(torch.vmap(gradient))(batch), torch.vmap(gradient)(batch), 1e-14)
+
+
+def test_errors_reach_the_caller_of_compiled_code(compiler):
+    case = make("prompt_loss")
+    function = compiler(lambda task: fl.prompt_loss(*_data(case), task, *_parameters(case))[0])
+    assert_close(function(case.task), case()[0], 0.0)
+    with pytest.raises(ValueError, match="prompt_loss: task holds the index 9; wants 0 <= task < K = 3"):
+        function(case.task + 9 - case.task.max())
+
+
+def _data(case):
+    return case.inputs["z"], case.inputs["q"], case.y
+
+
+def _parameters(case):
+    return [case.inputs[name] for name in case.inputs if name not in "zGq"]
+
+
+@pytest.mark.parametrize("op", LOSSES + PREDICTIONS)
+def test_fake_tensors(op):
+    case = make(op, R=2)
+    expected = case()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        inputs = {name: mode.from_tensor(t) for name, t in case.inputs.items()}
+        found = case(**inputs)
+    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, expected)), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+
+
+def test_export():
+    case = make("prompt_loss")
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W = torch.nn.Parameter(case.inputs["W"])
+
+        def forward(self, z, q, y):
+            return fl.prompt_loss(z, q, y, case.task, case.inputs["p"], self.W, case.inputs["v"])[0]
+
+    program = torch.export.export(Model(), _data(case))
+    assert "fastlin.loss" in str(program.graph)
+    assert_close(program.module()(*_data(case)), case()[0], 0.0)

@@ -1,0 +1,79 @@
+"""Who imports whom: never upward, and nothing heavy before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fastlin"
+
+# Layers from the bottom; a module may import from its own layer's package and from the ones listed for it.
+ALLOWED = {
+    "_version": set(),
+    "_extension": {"_version"},
+    "backends": {"_extension"},
+    "reference": set(),
+    "ops": {"backends", "reference"},
+    "_info": {"_extension", "_version", "backends"},
+    "data": {"_extension"},
+    "theory": set(),
+    "_files": set(),
+    "plots": {"_files"},
+    "experiments": {"_files", "_info", "data", "ops", "theory"},
+    "cli": {"_info", "_version", "experiments", "plots"},
+}
+
+
+def part_of(name):
+    """The part of the package that a dotted module name belongs to."""
+    return name.split(".")[1] if name.startswith("fastlin.") else None
+
+
+def imports_of(path):
+    """Dotted names of fastlin that a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fastlin")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "fastlin":
+                yield from (f"fastlin.{alias.name}" for alias in node.names)
+            elif node.module and node.module.startswith("fastlin."):
+                yield node.module
+
+
+def files():
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert part in ALLOWED, f"{part} has no place in the layers"
+    for name in imports_of(path):
+        target = part_of(name)
+        assert target == part or target in ALLOWED[part], f"{path.name} imports {name}"
+
+
+def test_layers_have_no_cycle():
+    done = set()
+    while len(done) < len(ALLOWED):
+        ready = {part for part, below in ALLOWED.items() if part not in done and below <= done}
+        assert ready, f"cycle among {set(ALLOWED) - done}"
+        done |= ready
+
+
+def test_backends_do_not_know_each_other():
+    shared = {"fastlin.backends.problem", "fastlin.backends"}
+    for path in (PACKAGE / "backends").glob("*.py"):
+        if path.name != "__init__.py":
+            assert set(imports_of(path)) <= shared | {"fastlin._extension"}, path.name
+
+
+def test_import_is_light():
+    """Neither the extension nor Triton nor the plots' library is loaded before it is needed."""
+    script = "import sys, fastlin; print(*(m for m in ('fastlin._C', 'triton', 'matplotlib') if m in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
