@@ -1,0 +1,36 @@
+"""Closed forms, float64 and exact: task-specific prompts here, fine-tuning in `forgetting`."""
+
+from fastlin.theory import forgetting
+from fastlin.theory.full import full_population_loss, full_task_losses
+from fastlin.theory.heads import (
+    debiased_attention,
+    debiased_loss,
+    decoupled,
+    heads_lower_bound,
+    scaled_heads,
+    shared_shift,
+)
+from fastlin.theory.optimum import Attention, Bound, Optimum
+from fastlin.theory.prompts import GapLimits, fine_tuned, gap_limits, joint, normaliser, plain, population_loss
+
+__all__ = [
+    "Attention",
+    "Bound",
+    "GapLimits",
+    "Optimum",
+    "debiased_attention",
+    "debiased_loss",
+    "decoupled",
+    "fine_tuned",
+    "forgetting",
+    "full_population_loss",
+    "full_task_losses",
+    "gap_limits",
+    "heads_lower_bound",
+    "joint",
+    "normaliser",
+    "plain",
+    "population_loss",
+    "scaled_heads",
+    "shared_shift",
+]

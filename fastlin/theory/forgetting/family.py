@@ -1,0 +1,153 @@
+"""The family of predictors that the theory covers, and its members that training ends in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin.theory._checks import as_float64, check_shape, check_shots, check_variance, identity
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """V with last row [0, v_x', v] and Q = blockdiag(q, Q, 0); fields become float64 tensors.
+
+    Attributes
+    ----------
+    v_x : Tensor (d,)
+        What the value matrix reads from the features.
+    v : Tensor ()
+        What it reads from the label.
+    q : Tensor ()
+        Query-key weight of the constant coordinate.
+    Q : Tensor (d, d)
+        Query-key weight of the features.
+    """
+
+    v_x: Tensor
+    v: Tensor
+    q: Tensor
+    Q: Tensor
+
+    def __post_init__(self) -> None:
+        v_x = as_float64("v_x", self.v_x)
+        check_shape("v_x", v_x, ("d",))
+        fields = {"v_x": v_x}
+        for name, shape in (("v", ()), ("q", ()), ("Q", (v_x.shape[0], v_x.shape[0]))):
+            fields[name] = as_float64(name, getattr(self, name))
+            check_shape(name, fields[name], shape)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def d(self) -> int:
+        """Number of features."""
+        return self.v_x.shape[0]
+
+    def attention(self) -> tuple[Tensor, Tensor]:
+        """W (m, m) and v (m,) for the ops, m = d + 2, constant coordinate first.
+
+        f = scale (W'z).(G v) with W = blockdiag(q, Q', 0) and v the last row of V; the ops want p=None,
+        see_query=True and scale = 1/(n+1).
+        """
+        zero = self.v_x.new_zeros(1)
+        pad = torch.nn.functional.pad
+        W = pad(self.q.reshape(1, 1), (0, self.d + 1, 0, self.d + 1)) + pad(self.Q.mT, (1, 1, 1, 1))
+        return W, torch.cat([zero, self.v_x, self.v.reshape(1)])
+
+
+def covariance(name: str, value: Any, d: int) -> Tensor:
+    """A symmetric (d, d) matrix, the identity for None."""
+    if value is None:
+        return identity(d)
+    matrix = as_float64(name, value)
+    check_shape(name, matrix, (d, d))
+    if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-9):
+        raise ValueError(f"{name}: wants a symmetric matrix, got one that is not")
+    return matrix
+
+
+def vector(name: str, value: Any) -> Tensor:
+    """A float64 vector (d,)."""
+    tensor = as_float64(name, value)
+    check_shape(name, tensor, ("d",))
+    return tensor
+
+
+def pretrained(
+    d: int, shots: int | None = None, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None
+) -> Family:
+    """The optimum of pretraining on `shots` = m shots: in-context learning and nothing else.
+
+        v_x = 0    v = 1    q = 0    Q = (S + (tr(ST) + s2)/(m+1) T^-1)^-1    m -> infinity: Q = S^-1
+
+    Only T, not the law of theta, enters. No inverse of T is taken. (sV, Q/s) is the same predictor.
+    """
+    S, T = covariance("cov", cov, d), covariance("task_cov", task_cov, d)
+    s2 = check_variance(noise_var)
+    if shots is None:
+        rank = int(torch.linalg.matrix_rank(S, hermitian=True))
+        if rank < d:
+            raise ValueError(f"cov: wants an invertible matrix for shots=None, got rank {rank} of {d}")
+        Q = torch.linalg.inv(S)
+    else:
+        ridge = ((S * T).sum() + s2) / (check_shots(shots, "shots") + 1)
+        Q = torch.zeros_like(S)
+        if ridge > 0:
+            Q = torch.linalg.solve(S @ T + ridge * identity(d), T, left=False)
+    return Family(S.new_zeros(d), S.new_ones(()), S.new_zeros(()), 0.5 * (Q + Q.mT))
+
+
+def fully_tuned(theta0: Any, c: Any = 1.0) -> Family:
+    """Zero-shot fine-tuning of every weight on theta0 (d,): v_x = theta0, q = 1, Q = 0, and v = c is free.
+
+        E_0(theta) = s2 + ||theta - theta0||^2
+        E_n(theta) = s2 + ||theta - theta0/N||^2 + (n/N^2)(||theta0 + c theta||^2 + c^2 s2)
+                  -> s2 + ||theta||^2
+
+    Other global minimisers of the zero-shot loss exist; this is the one the paper's family describes.
+    """
+    theta0 = vector("theta0", theta0)
+    d = theta0.shape[0]
+    return Family(theta0, c, theta0.new_ones(()), theta0.new_zeros(d, d))
+
+
+def value_tuned(
+    theta0: Any,
+    c: Any = 1.0,
+    shots: int | None = None,
+    cov: Any = None,
+    noise_var: float = 0.0,
+    task_cov: Any = None,
+) -> Family:
+    """Zero-shot fine-tuning of the value matrix alone, from `pretrained(d, shots, cov, noise_var, task_cov)`.
+
+        v_x = M2^-1 m1 theta0 = [(t1^2 + 2 t2) I + 4 t1 Q S + 8 Q S Q S]^-1 [t1 I + 2 Q S] theta0
+        t1 = tr(Q S), t2 = tr(Q S Q S), Q and q = 0 of the pretrained model; shots = None: v_x = theta0/(d+4)
+
+    v = c does not enter the zero-shot loss, whose minimum is s2 + ||theta0||^2 - theta0' m1 M2^-1 m1 theta0,
+    in the limit s2 + 2 ||theta0||^2/(d+4).
+    """
+    theta0 = vector("theta0", theta0)
+    d = theta0.shape[0]
+    start = pretrained(d, shots, cov, noise_var, task_cov)
+    if shots is None:
+        return Family(theta0 / (d + 4), c, start.q, start.Q)
+    QS = start.Q @ covariance("cov", cov, d)
+    t1, t2 = QS.trace(), (QS * QS.mT).sum()
+    if t1 <= 0:
+        raise ValueError("task_cov: wants a prior that some feature can see, got tr(cov task_cov) = 0")
+    quartic = (t1.square() + 2 * t2) * identity(d) + 4 * t1 * QS + 8 * QS @ QS
+    v_x = torch.linalg.solve(quartic, t1 * theta0 + 2 * QS @ theta0)
+    return Family(v_x, c, start.q, start.Q)
+
+
+def minimal_update_scalar(start: Family) -> Tensor:
+    """The free scalar c that moves V least from `start`: argmin_c ||V_c - V||_F = v, 1 for `pretrained`.
+
+    Gradient descent on the zero-shot loss stays there as well, because that loss does not depend on v.
+    """
+    return start.v

@@ -1,0 +1,145 @@
+"""Exact n-shot error of every member of the family."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlin.theory._checks import as_float64, check_shape, check_shot_counts, check_shots, check_variance
+from fastlin.theory.forgetting.family import Family, covariance, pretrained
+
+
+def tasks(name: str, value: Any, d: int | None = None) -> Tensor:
+    """A float64 batch of tasks (..., d)."""
+    theta = as_float64(name, value)
+    if theta.ndim == 0 or (d is not None and theta.shape[-1] != d):
+        raise ValueError(f"{name}: wants shape (..., {'d' if d is None else d}), got {tuple(theta.shape)}")
+    return theta
+
+
+def inner(S: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A'S b over the last dimension."""
+    return ((a @ S) * b).sum(-1)
+
+
+def query_moments(S: Tensor, Q: Tensor, q: Tensor | float) -> tuple[Tensor, Tensor]:
+    """m1 = E[x x'(q + x'Q x)] and M2 = E[x x'(q + x'Q x)^2], both (d, d), of x ~ N(0, S).
+
+    With Qs = sym(Q), t1 = tr(Q S), t2 = tr(Qs S Qs S): m1 = (q + t1) S + 2 S Qs S and
+    M2 = q^2 S + 2q (t1 S + 2 S Qs S) + (t1^2 + 2 t2) S + 4 t1 S Qs S + 8 S Qs S Qs S.
+    """
+    QsS = 0.5 * (Q + Q.mT) @ S
+    SQS = S @ QsS
+    t1, t2 = QsS.trace(), (QsS * QsS.mT).sum()
+    m1 = (q + t1) * S + 2 * SQS
+    M2 = ((q + t1) ** 2 + 2 * t2) * S + 4 * (q + t1) * SQS + 8 * SQS @ QsS
+    return m1, M2
+
+
+def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float = 0.0) -> Tensor:
+    """E_n(theta): expected squared error on theta with n shots; differentiable in the family and in theta.
+
+    With u = v_x + v theta, tau = ||u||^2 + v^2 s2, N = n + 1 and m1, M2 of `query_moments`,
+
+        E_n = s2 + ||theta||^2 - (2/N) { n u'S Q S theta + theta' m1 v_x }
+              + (1/N^2) { n tau [q^2 + tr(Q S Q' S)] + n(n+1) u'S Q S Q' S u
+                          + v_x' M2 v_x + 2 n u'S Q m1 v_x }
+
+    and E_n -> s2 + ||Q'S u - theta||^2 for n -> infinity.
+
+    Parameters
+    ----------
+    family : Family
+    theta : Tensor (..., d)
+    n : int, integers that broadcast against theta's leading dimensions, or None
+        Shots; 0 is zero-shot, None the limit.
+    cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    Tensor of the broadcast shape, float64
+    """
+    theta = tasks("theta", theta, family.d)
+    S, s2 = covariance("cov", cov, family.d), check_variance(noise_var)
+    v_x, v, q, Q = family.v_x, family.v, family.q, family.Q
+    u = v_x + v * theta
+    uSQ = u @ S @ Q
+    if n is None:
+        return s2 + inner(S, uSQ - theta, uSQ - theta)
+    n = check_shot_counts(n)
+    N = n + 1
+    m1, M2 = query_moments(S, Q, q)
+    m1_v_x = m1 @ v_x
+    spread = (inner(S, u, u) + v.square() * s2) * (q.square() + ((Q @ S) * (S @ Q)).sum())
+    linear = n * inner(S, uSQ, theta) + theta @ m1_v_x
+    square = n * spread + n * N * inner(S, uSQ, uSQ) + v_x @ M2 @ v_x + 2 * n * (uSQ @ m1_v_x)
+    total: Tensor = s2 + inner(S, theta, theta) - 2 * linear / N + square / N**2
+    return total
+
+
+def pretraining_loss(
+    d: int, shots: int | None = None, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None
+) -> Tensor:
+    """Error of `pretrained` averaged over its own tasks at its own number of shots, m.
+
+        s2 + tr(ST) - m/(m+1) tr(S Q S T)        m -> infinity: s2
+
+    Arguments of `pretrained`.
+    """
+    S, T = covariance("cov", cov, d), covariance("task_cov", task_cov, d)
+    Q = pretrained(d, shots, cov, noise_var, task_cov).Q
+    s2 = S.new_tensor(check_variance(noise_var))
+    if shots is None:
+        return s2
+    m = check_shots(shots, "shots")
+    return s2 + (S * T).sum() - m / (m + 1) * ((S @ Q @ S) * T).sum()
+
+
+def threshold_shots(theta: Any, cov: Any = None, noise_var: float = 0.0) -> Tensor:
+    """D (1 + s2/||theta||^2) - 1: the limit of pretraining beats zero-shot on theta (..., d) iff n > this.
+
+    A real number, of theta's leading shape; infinite for theta = 0 with noise.
+    """
+    theta = tasks("theta", theta)
+    d, s2 = theta.shape[-1], check_variance(noise_var)
+    size = inner(covariance("cov", cov, d), theta, theta)
+    return d * (1 + s2 / size) - 1 if s2 > 0 else torch.full_like(size, d - 1)
+
+
+class QuadraticForm(NamedTuple):
+    """A (d, d), b (d,), C () of E_n - E_0 = -v_x'A v_x + 2 b'v_x + C."""
+
+    A: Tensor
+    b: Tensor
+    C: Tensor
+
+
+def quadratic_form(Q: Any, theta: Any, n: int, cov: Any = None, noise_var: float = 0.0) -> QuadraticForm:
+    """How much n shots cost over zero-shot as a function of v_x, at q = 0, v = 1 and symmetric Q (d, d).
+
+    With X = S Q S Q S, tq = tr(Q S Q S), N = n + 1 and m1, M2 of `query_moments`:
+
+        A = M2 - [n tq S + n(n+1) X + M2 + n (S Q m1 + m1 Q S)]/N^2
+        b = m1 theta - (n S Q S theta + m1 theta)/N + [n tq S + n(n+1) X + n m1 Q S] theta/N^2
+        C = -(2n/N) theta'S Q S theta + [n (||theta||^2 + s2) tq + n(n+1) theta'X theta]/N^2
+
+    Few shots do no better than none iff (v_x - A^-1 b)'A (v_x - A^-1 b) <= C + b'A^-1 b.
+    """
+    theta = as_float64("theta", theta)
+    check_shape("theta", theta, ("d",))
+    d = theta.shape[0]
+    S, Q = covariance("cov", cov, d), covariance("Q", Q, d)
+    n, s2 = check_shots(n), check_variance(noise_var)
+    N = n + 1
+    m1, M2 = query_moments(S, Q, 0.0)
+    SQ = S @ Q
+    SQS, tq = SQ @ S, (SQ * SQ.mT).sum()
+    context = n * tq * S + n * N * SQ @ SQS
+    SQm1 = SQ @ m1
+    A = M2 - (context + M2 + n * (SQm1 + SQm1.mT)) / N**2
+    b = m1 @ theta - (n * SQS + m1) @ theta / N + (context + n * SQm1.mT) @ theta / N**2
+    C = -2 * n / N * (theta @ SQS @ theta) + (n * s2 * tq + theta @ context @ theta) / N**2
+    return QuadraticForm(A, b, C)

@@ -1,0 +1,163 @@
+"""Exact population loss of the full one-layer model, any W (m, m), heads, prompt tokens and attention heads.
+
+The prediction is yhat = sum_h q' A_h G a_h with q = [x; 0], G = sum_t p p' + sum_i z z', z = [x; y],
+A_h = scale W_h and a_h = v_h = [a1_h; a2_h]. Only the first d rows of A_h meet q: A_h = [N_h, w_h] (d, d+1).
+Conditional on beta, let Z = E[z z'] and
+
+    g_ij = A_i Z a_j = N_i S a1_j + s2 a2_j w_i + (a2_j N_i S + w_i a1_j' S) beta + a2_j w_i (beta'S beta)
+
+    loss = s2 + E_beta{ ||n sum_h g_hh + c - beta||_S^2
+                        + n sum_ij [ (a_i'Z a_j) tr(S A_i Z A_j') + g_ij' S g_ji ] }
+
+with c = sum_h A_h sum_t p p' a_h. Every factor is of the form c0 + L beta + e (beta'S beta), so that the
+expectation over beta ~ N(mu, B) needs only the mean and covariance of (beta, beta'S beta): O(d^3) for each
+trial, task and pair of attention heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory.moments import Mixture, Moments
+
+
+def full_population_loss(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: float = 1.0) -> Tensor:
+    """Exact population loss of yhat = scale sum_h (W_h' q).(G v_hk); differentiable in p, W, v.
+
+    The formula is in the module's docstring. The paper reduces W and v to W = [[W, 0], [0, 0]], v = e_m
+    (Assumption 1); with means that are not zero this model has lower minima.
+
+    Parameters
+    ----------
+    mix : Gaussian task mixture with bias=False; m = d + 1
+    n : int
+        Context length, 0 allowed.
+    p : Tensor (K, t, m) or None; (R, K, t, m) with trials
+        Prompt tokens.
+    W : Tensor (m, m); (R, m, m) with trials; (R, H, m, m) with attention heads
+    v : Tensor (K, m) or (m,); (R, K, m) with trials; (R, H, K, m) with attention heads
+    scale : float
+
+    Returns
+    -------
+    Tensor () or, with trials, (R,), float64
+    """
+    return full_task_losses(mix, n, p, W, v, scale=scale) @ Moments.of(mix).pi
+
+
+def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: float = 1.0) -> Tensor:
+    """The loss of each task, (K,) or (R, K); arguments and formula of `full_population_loss`."""
+    mom, n = Moments.of(mix), check_shots(n)
+    p, W, v, trials = _full_form(mom, p, W, v)
+    losses = _task_losses(mom, n, p, scale * W[..., : mom.d, :], v)
+    return losses if trials else losses[0]
+
+
+def _full_form(mom: Moments, p: Any, W: Any, v: Any) -> tuple[Tensor | None, Tensor, Tensor, bool]:
+    """P (R, K, t, m) or None, W (R, H, m, m), v (R, H, K, m), and whether trials were asked for."""
+    K, m = mom.K, mom.d + 1
+    W, v = as_float64("W", W), as_float64("v", v)
+    check_shape("W", W, (m, m), ("R", m, m), ("R", "H", m, m))
+    lead = tuple(W.shape[:-2])  # (), (R,) or (R, H)
+    if not lead:
+        check_shape("v", v, (K, m), (m,))
+        v = v.expand(K, m)
+    else:
+        check_shape("v", v, (*lead, K, m))
+    if p is not None:
+        p = as_float64("p", p)
+        check_shape("p", p, (*lead[:1], K, "t", m))
+        p = p if lead else p[None]
+    if len(lead) < 2:
+        W, v = W.unsqueeze(-3), v.unsqueeze(-3)
+    return (p, W, v, True) if lead else (p, W[None], v[None], False)
+
+
+class _Quadratic(NamedTuple):
+    """const + linear beta + square (beta'S beta): (..., r), (..., r, d), (..., r)."""
+
+    const: Tensor
+    linear: Tensor
+    square: Tensor
+
+
+class _Task(NamedTuple):
+    """Joint moments of beta ~ N(mu, B) and b = beta'S beta, per task."""
+
+    mu: Tensor  # (K, d)
+    B: Tensor  # (K, d, d)
+    mean: Tensor  # (K,)     E b = tr(S B) + mu'S mu
+    cross: Tensor  # (K, d)  Cov(beta, b) = 2 B S mu
+    spread: Tensor  # (K,)   Var b = 2 tr(S B S B) + 4 mu'S B S mu
+
+    @classmethod
+    def of(cls, mom: Moments) -> _Task:
+        SB, Smu = mom.S @ mom.B, mom.mu @ mom.S
+        cross = 2.0 * torch.einsum("kij,kj->ki", mom.B, Smu)
+        mean = SB.diagonal(dim1=-2, dim2=-1).sum(-1) + (Smu * mom.mu).sum(-1)
+        spread = 2.0 * (SB * SB.mT).sum((-2, -1)) + 2.0 * (Smu * cross).sum(-1)
+        return cls(mom.mu, mom.B, mean, cross, spread)
+
+
+def _expected_product(f: _Quadratic, g: _Quadratic, metric: Tensor, task: _Task) -> Tensor:
+    """E over beta of f' metric g; f, g (..., K, r), metric (r, r) symmetric; returns (..., K)."""
+    f_mean, g_mean = (
+        h.const + torch.einsum("...krd,kd->...kr", h.linear, task.mu) + h.square * task.mean[:, None] for h in (f, g)
+    )
+    f_cross, g_cross = (torch.einsum("...krd,kd->...kr", h.linear, task.cross) for h in (f, g))
+    vectors = (f_mean @ metric) * g_mean + (f_cross @ metric) * g.square
+    vectors = vectors + (f.square @ metric) * (g_cross + task.spread[:, None] * g.square)
+    return vectors.sum(-1) + ((metric @ f.linear @ task.B) * g.linear).sum((-2, -1))
+
+
+def _task_losses(mom: Moments, n: int, p: Tensor | None, A: Tensor, v: Tensor) -> Tensor:
+    """(R, K) from p (R, K, t, m), A (R, H, d, m), v (R, H, K, m). Indices i, j run over attention heads."""
+    S, s2, d = mom.S, mom.s2, mom.d
+    task = _Task.of(mom)
+    N, w, a1, a2 = A[..., :d], A[..., d], v[..., :d], v[..., d]  # (R,H,d,d) (R,H,d) (R,H,K,d) (R,H,K)
+    NS, Sa, Sw = N @ S, a1 @ S, w @ S
+
+    w_a2 = torch.einsum("rid,rjk->rijkd", w, a2)
+    g = _Quadratic(
+        torch.einsum("ride,rjke->rijkd", NS, a1) + s2 * w_a2,
+        torch.einsum("rjk,ride->rijkde", a2, NS) + torch.einsum("rid,rjke->rijkde", w, Sa),
+        w_a2,
+    )
+    residual = _Quadratic(n * _pair_trace(g.const), n * _pair_trace(g.linear) - mom.eye, n * _pair_trace(g.square))
+    if p is not None:
+        prompted = torch.einsum("rktm,rktl,rhkl->rhkm", p, p, v)
+        residual = residual._replace(const=residual.const + torch.einsum("rhdm,rhkm->rkd", A, prompted))
+    losses = s2 + _expected_product(residual, residual, S, task)
+    if n == 0:
+        return losses
+
+    a2_a2 = torch.einsum("rik,rjk->rijk", a2, a2)
+    a_Z_a = _Quadratic(
+        (torch.einsum("rikd,rjkd->rijk", Sa, a1) + s2 * a2_a2)[..., None],
+        _symmetrised(torch.einsum("rikd,rjk->rijkd", Sa, a2))[..., None, :],
+        a2_a2[..., None],
+    )
+    w_w = torch.einsum("rid,rjd->rij", Sw, w)
+    A_Z_A = _Quadratic(
+        (torch.einsum("ride,rjde->rij", S @ NS, N) + s2 * w_w)[..., None, None],
+        _symmetrised(torch.einsum("rid,rjde->rije", Sw, NS))[..., None, None, :],
+        w_w[..., None, None],
+    )
+    one = S.new_ones(1, 1)
+    swapped = _Quadratic(*(part.transpose(1, 2) for part in g))
+    noise = _expected_product(a_Z_a, A_Z_A, one, task) + _expected_product(g, swapped, S, task)
+    return losses + n * noise.sum((1, 2))
+
+
+def _pair_trace(x: Tensor) -> Tensor:
+    """sum_h x[:, h, h]."""
+    return x.diagonal(dim1=1, dim2=2).sum(-1)
+
+
+def _symmetrised(x: Tensor) -> Tensor:
+    """x_ij + x_ji over the attention heads."""
+    return x + x.transpose(1, 2)

@@ -1,0 +1,204 @@
+"""Closed forms with heads: debiased gradient descent, the shared shift, scaled task heads, and a lower bound.
+
+A head a_k = s_k [-m_k; 1] turns the labels into s_k (y - X m_k), so that with A = [[W, 0], [0, 0]] the
+prediction is x' { s_k W X'(y - X m_k) + c_k }. The prompt token [r; r.m_k + 1/s_k] has p'a_k = 1 and gives
+c_k = W r. Symbols are those of `moments`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory.moments import Mixture, Moments
+from fastlin.theory.optimum import Attention, Bound, Optimum, embed
+from fastlin.theory.prompts import joint_optimum, reduced_loss, ridge_preconditioner, settle
+
+_MAX_SWEEPS = 20_000
+
+
+def debiased_loss(mix: Mixture, n: int, W: Any) -> Tensor:
+    """Population loss of debiased preconditioned gradient descent f = x' { W X'(y - X mu_k) + mu_k }, any W.
+
+        L = s2 + tr(S E Bbar E') + n abar tr(S W S W') + n tr(S W S Bbar S W'),    E = n W S - I
+
+    W (d, d) or (R, d, d); returns () or (R,), float64, differentiable.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    W = as_float64("W", W)
+    check_shape("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
+    centred = Moments.build(mom.S, mom.pi, torch.zeros_like(mom.mu), mom.B, mom.s2)
+    return reduced_loss(centred, n, W, None)
+
+
+def debiased_attention(mix: Mixture, W: Any) -> Attention:
+    """Parameters p (K, 1, m), W (m, m), v (K, m) of attention that is debiased descent with W (d, d).
+
+        A = [[W, 0], [0, 0]]        v_k = [-mu_k; 1]        p_k = [W^-1 mu_k; mu_k' W^-T mu_k + 1]
+
+    W must be invertible. The ops are called with scale 1.
+    """
+    mom = Moments.of(mix)
+    W = as_float64("W", W)
+    check_shape("W", W, (mom.d, mom.d))
+    rank = int(torch.linalg.matrix_rank(W))
+    if rank < mom.d:
+        raise ValueError(f"W: wants an invertible matrix, got one of rank {rank} of {mom.d}")
+    r = torch.linalg.solve(W, mom.mu.mT).mT
+    tokens, heads = _tokens(r, mom.mu, torch.ones_like(mom.pi))
+    return Attention(tokens[:, None, :], embed(W), heads)
+
+
+def decoupled(mix: Mixture, n: int) -> Optimum:
+    """Optimum of debiased preconditioned gradient descent, as attention with heads and prompts attains it.
+
+        W = (abar Bbar^-1 + (n+1) S)^-1        L = tr(S Bbar) + s2 - n tr(S W S Bbar)
+
+    Heads and prompts are those of `debiased_attention`. No inverse of Bbar is taken for W; if Bbar is
+    singular and a mean lies outside its range, the infimum is not attained and a ValueError states it, except
+    where the loss leaves W free: n = 0 (loss abar), or Bbar = 0 without noise (loss 0). The paper's
+    Proposition 1 has this loss equal to the infimum over heads and prompts; it is only an upper bound of that
+    (see `scaled_heads`). Its appendix omits the s2.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    W = ridge_preconditioner(mom, n, mom.Bbar, mom.abar)
+    loss = _debiased_minima(mom, n, mom.Bbar[None], mom.S.new_tensor([mom.abar]))
+    return _with_heads(mom, n, W, torch.ones_like(mom.pi), float(loss))
+
+
+def shared_shift(mix: Mixture, n: int) -> Optimum:
+    """Optimum over W, prompts and a head [-m; 1] that all tasks share.
+
+    The best shift is m = sum_k pi_k mu_k. W and the loss are those of `joint` for the centred means, and
+
+        head [-m; 1]        prompt token [r_k; r_k.m + 1],    r_k = p_k(centred) + W^-1 m
+
+    Not in the paper, whose Assumption 1 takes m = 0 as no restriction: with sum_k pi_k mu_k != 0 it is one.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    m = mom.pi @ mom.mu
+    centred = joint_optimum(mom.shifted(m), n)
+    W, loss = centred.W, centred.loss
+    r = centred.prompts + m @ torch.linalg.pinv(W).mT
+    target = m + centred.prompts @ W.mT
+    W, r = settle(mom, W, r, target, loss, free=n == 0)
+    tokens, heads = _tokens(r, m.expand_as(mom.mu), torch.ones_like(mom.pi))
+    return Optimum(W, tokens, heads, loss)
+
+
+def scaled_heads(mix: Mixture, n: int) -> Optimum:
+    """Optimum over W and heads s_k [-mu_k; 1] with prompts: debiased descent, one step length per task.
+
+        L = min_{W, s} sum_k pi_k { s_k^2 tr(S W C0_k W') - 2 n s_k tr(S W S B_k) + tr(S B_k) + s2 }
+        C0_k = n (tr(S B_k) + s2) S + n(n+1) S B_k S
+
+    The minimum is found by alternation,
+
+        W = n (sum_k pi_k s_k B_k) S (sum_k pi_k s_k^2 C0_k)^-1        s_k = n tr(S W S B_k) / tr(S W C0_k W')
+
+    from K+1 starts at once: s = 1, which makes the result no worse than `decoupled`, and each task's own best
+    W. It stops when no s_k moves by 1e-10 of the largest, where the loss, flat to first order, is exact to
+    rounding; the lowest end is returned, with sum_k pi_k s_k^2 = 1. The problem is not convex: a minimum that
+    no start leads to would be missed, though none was found by random starts.
+    The paper's Proposition 1 overlooks these heads: L <= L_decoupled, with equality when one W is best for
+    every task.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    if n == 0 or mom.abar == 0:
+        return decoupled(mix, n)
+    W, s, loss = _alternate(mom, n)
+    return _with_heads(mom, n, W, s, loss)
+
+
+def heads_lower_bound(mix: Mixture, n: int) -> Bound:
+    """A lower bound on the loss of any one-layer attention with task heads and prompts.
+
+        sum_k pi_k min_W L0_k(W) = sum_k pi_k { tr(S B_k) + s2 - n tr(S W_k S B_k) }
+        W_k = B_k ((tr(S B_k) + s2) I + (n+1) S B_k)^-1
+
+    where L0_k is the debiased loss of task k alone. Equal to `decoupled` when every task has the same W_k.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    a = torch.einsum("ij,kij->k", mom.S, mom.B) + mom.s2
+    return Bound(float(mom.pi @ _debiased_minima(mom, n, mom.B, a)))
+
+
+def _debiased_minima(mom: Moments, n: int, B: Tensor, a: Tensor) -> Tensor:
+    """min_W of the debiased loss for task covariances B (k, d, d), a = tr(S B) + s2 (k,); returns (k,).
+
+    tr(S B) + s2 - n tr(S W S B) = s2 + tr(S B (a I + (n+1) S B)^-1 (a I + S B)); a = 0 has S B = 0.
+    """
+    SB = mom.S @ B
+    ridge = torch.where(a > 0, a, 1.0)[:, None, None] * mom.eye
+    inner: Tensor = torch.linalg.solve(ridge + (n + 1) * SB, ridge + SB)
+    return mom.s2 + (SB * inner.mT).sum((-2, -1))
+
+
+def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
+    """W (d, d), s (K,) and loss of `scaled_heads`; needs n >= 1 and abar > 0."""
+    S, B, pi = mom.S, mom.B, mom.pi
+    a = torch.einsum("ij,kij->k", S, B) + mom.s2  # (K,)
+    SBS = S @ B @ S
+
+    def best_W(s: Tensor) -> Tensor:  # (r, K) -> (r, d, d)
+        ridge = (s.square() @ (pi * a))[:, None, None] * mom.eye
+        spread = torch.einsum("rk,kij->rij", pi * s.square(), B)
+        pull = torch.einsum("rk,kij->rij", pi * s, B)
+        W: Tensor = torch.linalg.solve(ridge + (n + 1) * S @ spread, pull, left=False)
+        return W
+
+    def best_s(W: Tensor) -> Tensor:  # (r, d, d) -> (r, K)
+        SW = S @ W
+        reach = torch.einsum("rij,kji->rk", SW @ S, B)  # tr(S W S B_k)
+        size = (SW @ S * W).sum((-2, -1))[:, None] * a  # tr(S W C0_k W') / n
+        size = size + (n + 1) * torch.einsum("rij,kjl,ril->rk", SW, SBS, W)
+        s = torch.where(size > 0, reach / torch.where(size > 0, size, 1.0), 1.0)
+        s = s / (s.square() @ pi).sqrt()[:, None]
+        return s * torch.where(s @ pi < 0, -1.0, 1.0)[:, None]
+
+    own = [ridge_preconditioner(mom, n, B_k, float(a_k)) for B_k, a_k in zip(B, a, strict=True) if float(a_k) > 0]
+    s = torch.cat([S.new_ones(1, mom.K), best_s(torch.stack(own))])
+    for _ in range(_MAX_SWEEPS):
+        previous, s = s, best_s(best_W(s))
+        if float((s - previous).abs().max()) <= 1e-10 * float(s.abs().max()):
+            break
+    else:
+        warnings.warn(f"scaled_heads: not settled after {_MAX_SWEEPS} sweeps", RuntimeWarning, stacklevel=3)
+    W = best_W(s)
+    losses = torch.stack([_scaled_loss(mom, n, W_r, s_r) for W_r, s_r in zip(W, s, strict=True)])
+    best = int(losses.argmin())
+    return W[best], s[best], float(losses[best])
+
+
+def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
+    """The sum that `scaled_heads` minimises, as squares, with E_k = n s_k W S - I."""
+    S, sW = mom.S, s[:, None, None] * W
+    sWS = sW @ S
+    E = n * sWS - mom.eye
+    a = torch.einsum("ij,kij->k", S, mom.B) + mom.s2
+    spread = (S @ E @ mom.B * E).sum((-2, -1)) + n * (S @ sWS @ mom.B * sWS).sum((-2, -1))
+    return mom.s2 + mom.pi @ (spread + n * a * (S @ sWS * sW).sum((-2, -1)))
+
+
+def _with_heads(mom: Moments, n: int, W: Tensor, s: Tensor, loss: float) -> Optimum:
+    """The optimum with heads s_k [-mu_k; 1] and prompts that give c_k = mu_k."""
+    if bool((s == 0).any()):
+        raise ValueError(
+            f"mix: a task that the context tells nothing about wants a head of size zero, so no finite "
+            f"prompts attain the infimum {loss:.10g} of the loss; wants task covariances that are not zero"
+        )
+    r = mom.mu @ torch.linalg.pinv(W).mT
+    W, r = settle(mom, W, r, mom.mu, loss, free=n == 0 or mom.abar == 0)
+    tokens, heads = _tokens(r, mom.mu, s)
+    return Optimum(W, tokens, heads, loss)
+
+
+def _tokens(r: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Prompt tokens [r_k; r_k.m_k + 1/s_k] and heads s_k [-m_k; 1], both (K, d+1); r, m (K, d), s (K,)."""
+    tokens = torch.cat([r, (r * m).sum(1, keepdim=True) + 1.0 / s[:, None]], dim=1)
+    heads = s[:, None] * torch.cat([-m, torch.ones_like(m[:, :1])], dim=1)
+    return tokens, heads

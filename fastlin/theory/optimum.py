@@ -1,0 +1,71 @@
+"""What the closed forms return, and its translation into parameters of the attention ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Attention(NamedTuple):
+    """Parameters of the one-layer ops: p (K, 1, m) prompt tokens, W (m, m), v (K, m) heads; scale 1."""
+
+    p: Tensor
+    W: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value of the loss that no parameters are claimed to attain; `float(bound)` is the value."""
+
+    loss: float
+
+    def __float__(self) -> float:
+        return self.loss
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """An optimum of the population loss; `float(optimum)` is its loss.
+
+    Attributes
+    ----------
+    W : Tensor (d, d)
+        Preconditioner: the prediction is x' W (X'y + p_k) in the reduced model.
+    prompts : Tensor (K, d), or (K, d+1) with heads
+        Reduced prompts p_k, or whole prompt tokens where task heads are in use.
+    heads : Tensor (K, d+1) or None
+        Task heads; None is the fixed head e_m of the reduced model.
+    loss : float
+        The population loss at the optimum, label noise included.
+    """
+
+    W: Tensor
+    prompts: Tensor
+    heads: Tensor | None
+    loss: float
+
+    def __float__(self) -> float:
+        return self.loss
+
+    def attention(self) -> Attention:
+        """The same predictor as parameters p, W, v of the ops, m = d + 1, scale 1.
+
+        W becomes [[W, 0], [0, 0]]. Without heads v_k = e_m and the prompt token is [p_k; 1].
+        """
+        K, d = self.prompts.shape[0], self.W.shape[0]
+        if self.heads is None:
+            p = torch.cat([self.prompts, self.prompts.new_ones(K, 1)], dim=1)
+            v = self.prompts.new_zeros(K, d + 1)
+            v[:, d] = 1.0
+        else:
+            p, v = self.prompts, self.heads
+        return Attention(p[:, None, :].clone(), embed(self.W), v.clone())
+
+
+def embed(W: Tensor) -> Tensor:
+    """[[W, 0], [0, 0]] (d+1, d+1) of W (d, d)."""
+    return torch.nn.functional.pad(W, (0, 1, 0, 1))

@@ -1,0 +1,237 @@
+"""Closed forms of the reduced model f = x' W (X'y + p_k): population loss, optima, and the gaps between them.
+
+Only E[X'X A X'X] = n tr(SA) S + n(n+1) S A S (A symmetric) is used: no isotropy, no commuting matrices, no
+symmetry of W. Symbols are those of `moments`. The losses are written as sums of non-negative terms, so that
+they keep their digits when n is large and the loss is small against E[y^2].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory.moments import Mixture, Moments
+from fastlin.theory.optimum import Optimum
+
+# An optimum counts as attained when its prompts cost less than this fraction of E[y^2].
+_ATTAINED = 1e-12
+
+
+def normaliser(mix: Mixture) -> float:
+    """E[y^2] = tr(S Btil) + s2: the loss of predicting zero, by which curves of risk are divided."""
+    return Moments.of(mix).a
+
+
+def population_loss(mix: Mixture, n: int, W: Any, prompts: Any = None) -> Tensor:
+    """Exact population loss of the reduced model at any W and prompts; differentiable in both.
+
+    With E = n W S - I,
+
+        L = s2 + tr(S E Bbar E') + n a tr(S W S W') + n tr(S W S Btil S W')
+            + sum_k pi_k ||E mu_k + W p_k||_S^2
+
+    which is, written as squares,
+
+        sum_k pi_k { tr(S W C_k W') - 2n tr(S W S R_k) + tr(S R_k) + s2 + 2 v_k'S W p_k + p_k'W'S W p_k }
+        C_k = n (tr(S R_k) + s2) S + n(n+1) S R_k S        v_k = E mu_k
+
+    The law of beta enters through its first two moments only.
+
+    Parameters
+    ----------
+    mix : task mixture with bias=False
+    n : int
+        Context length, 0 allowed.
+    W : Tensor (d, d) or (R, d, d)
+    prompts : Tensor (K, d) or (R, K, d), optional
+        None is zero. One set of prompts serves every W of a batch, and the other way round.
+
+    Returns
+    -------
+    Tensor () or (R,), float64
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    W = as_float64("W", W)
+    check_shape("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
+    if prompts is None:
+        return reduced_loss(mom, n, W, None)
+    prompts = as_float64("prompts", prompts)
+    batched = W.shape[0] if W.ndim == 3 else "R"
+    check_shape("prompts", prompts, (mom.K, mom.d), (batched, mom.K, mom.d))
+    return reduced_loss(mom, n, W, prompts)
+
+
+def reduced_loss(mom: Moments, n: int, W: Tensor, prompts: Tensor | None) -> Tensor:
+    """`population_loss` from moments, W (..., d, d), prompts (..., K, d)."""
+    S = mom.S
+    WS = W @ S
+    E = n * WS - mom.eye
+    loss = mom.s2 + _quadratic(S, E, mom.Bbar)
+    loss = loss + n * mom.a * _quadratic(S, W, S) + n * _quadratic(S, WS, mom.Btil)
+    bias = mom.mu @ E.mT  # rows E mu_k
+    if prompts is not None:
+        bias = bias + prompts @ W.mT
+    return loss + torch.einsum("k,...ki,ij,...kj->...", mom.pi, bias, S, bias)
+
+
+def _quadratic(S: Tensor, W: Tensor, C: Tensor) -> Tensor:
+    """tr(S W C W') over the last two dimensions."""
+    return ((S @ W @ C) * W).sum((-2, -1))
+
+
+def plain(mix: Mixture, n: int) -> Optimum:
+    """Optimum without prompts.
+
+        W = Btil (a I + (n+1) S Btil)^-1 = (a Btil^-1 + (n+1) S)^-1        L = a - n tr(S W S Btil)
+
+    No inverse of Btil is taken. At n = 0 the loss is E[y^2] whatever W, which is then the formula's; without
+    any signal or noise W = 0. The prompts of the result are zero (K, d). The paper's Theorem 1, for any S.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
+    return Optimum(preconditioner(mom, n), torch.zeros_like(mom.mu), None, loss)
+
+
+def fine_tuned(mix: Mixture, n: int) -> Optimum:
+    """Optimum of the prompts on top of `plain`'s frozen W.
+
+        p_k = (a Btil^-1 + S) mu_k        L = L_plain - tr(S M (n S W - I)^2)
+
+    Btil^-1 is a pseudo-inverse: every mean lies in the range of Btil, so the prompts exist whatever its rank,
+    and they do not depend on n. n = 0: the loss is abar. The paper's L (Theorem 2) has (nW-I)'(nW-I) in place
+    of the square, right only if S and Btil commute; its appendix boxes P = Mmu (W^-1 - n S), right for S = I.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    W = preconditioner(mom, n)
+    prompts = mom.mu @ (mom.a * _pinv(mom.Btil) + mom.S)
+    loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
+    if mom.a > 0:
+        SB = mom.S @ mom.Btil
+        I_nSW = _right_divide(mom.a * mom.eye + SB, mom.a * mom.eye + (n + 1) * SB)  # I - n S W
+        loss -= float(torch.trace(mom.S @ mom.M @ I_nSW @ I_nSW))
+    return Optimum(W, prompts, None, loss)
+
+
+def joint(mix: Mixture, n: int) -> Optimum:
+    """Optimum over W and prompts together.
+
+        W = Bbar (a I + (n+1) S Bbar + S M)^-1        p_k = [(a I + S M) Bbar^-1 + S] mu_k
+        L = tr(S Bbar) + s2 - n tr(S W S Bbar)
+
+    W is not symmetric in general, even for S = I; the prompts do not depend on n. For singular Bbar the
+    prompts exist when every mean lies in the range of Bbar (pseudo-inverse); otherwise the infimum is not
+    attained and a ValueError states it. n = 0: the loss is abar, any W with W p_k = mu_k attains it. The
+    paper's Theorem 3 prompts need W' = W, and its "prompts of about -n S mu_k" do not occur.
+    """
+    return joint_optimum(Moments.of(mix), check_shots(n))
+
+
+def joint_optimum(mom: Moments, n: int) -> Optimum:
+    """`joint` from moments."""
+    S = mom.S
+    if mom.a == 0:
+        return Optimum(torch.zeros_like(S), torch.zeros_like(mom.mu), None, 0.0)
+    fixed = mom.a * mom.eye + S @ mom.M
+    SB = S @ mom.Bbar
+    W = _right_divide(mom.Bbar, fixed + (n + 1) * SB)
+    loss = mom.s2 + float(torch.trace(SB @ _left_divide(fixed + (n + 1) * SB, fixed + SB)))
+    prompts = mom.mu @ (_pinv(mom.Bbar) @ fixed.mT + S)
+    target = mom.mu - n * mom.mu @ (W @ S).mT
+    W, prompts = settle(mom, W, prompts, target, loss, free=n == 0)
+    return Optimum(W, prompts, None, loss)
+
+
+def preconditioner(mom: Moments, n: int) -> Tensor:
+    """W (d, d) of `plain`: Btil (a I + (n+1) S Btil)^-1, zero when y = 0."""
+    return ridge_preconditioner(mom, n, mom.Btil, mom.a)
+
+
+def ridge_preconditioner(mom: Moments, n: int, B: Tensor, a: float) -> Tensor:
+    """B (a I + (n+1) S B)^-1 (d, d), zero for a = 0 (then S B = 0 as well)."""
+    if a == 0:
+        return torch.zeros_like(B)
+    return _right_divide(B, a * mom.eye + (n + 1) * mom.S @ B)
+
+
+def _remainder(mom: Moments, n: int, B: Tensor, a: float) -> float:
+    """tr(S B) - n tr(S W S B) = tr(S B (a I + (n+1) S B)^-1 (a I + S B)), W of `ridge_preconditioner`."""
+    if a == 0:
+        return 0.0
+    SB = mom.S @ B
+    return float(torch.trace(SB @ _left_divide(a * mom.eye + (n + 1) * SB, a * mom.eye + SB)))
+
+
+def settle(
+    mom: Moments, W: Tensor, prompts: Tensor, target: Tensor, loss: float, *, free: bool
+) -> tuple[Tensor, Tensor]:
+    """W and prompts (K, d) with W p_k = target_k in S-norm, or a ValueError with the infimum `loss`.
+
+    A residual e_k = W p_k - target_k costs sum_k pi_k ||e_k||_S^2. Where the loss leaves W free (no context,
+    or nothing left to learn from it) the target is mu_k, and `plain`'s W serves, because its range holds
+    every mean.
+    """
+    if _cost(mom, prompts @ W.mT - target) <= _ATTAINED * mom.a:
+        return W, prompts
+    if free:
+        W = preconditioner(mom, 0)
+        return W, mom.mu @ torch.linalg.pinv(W).mT
+    raise ValueError(
+        f"mix: a mean lies outside the range of the singular mean task covariance, so no finite prompts "
+        f"attain the infimum {loss:.10g} of the loss; wants means inside that range"
+    )
+
+
+def _cost(mom: Moments, residual: Tensor) -> float:
+    return float(torch.einsum("k,ki,ij,kj->", mom.pi, residual, mom.S, residual))
+
+
+class GapLimits(NamedTuple):
+    """Limits for n -> infinity of the scaled gaps between optima."""
+
+    plain_fine_tuned: float
+    fine_tuned_joint: float
+    joint_decoupled: float
+
+
+def gap_limits(mix: Mixture) -> GapLimits:
+    """Rates at which the optima approach one another as the context grows.
+
+        n^2 (L_plain - L_fine_tuned)  ->  tr( M (I + a Btil^-1 S^-1) S (I + a S^-1 Btil^-1) )
+        n^2 (L_fine_tuned - L_joint)  ->  tr( S^-1 K Bbar K' ),    K = (a I + S M) Bbar^-1 - a Btil^-1
+        n   (L_joint - L_decoupled)   ->  (d+1) tr(S M)
+
+    S and Bbar must be invertible. The paper's Corollary 1 has the second gap as O(1/n); it is Theta(1/n^2).
+    """
+    mom = Moments.of(mix)
+    for name, matrix in (("feature covariance", mom.S), ("mean task covariance", mom.Bbar)):
+        if int(torch.linalg.matrix_rank(matrix, hermitian=True)) < mom.d:
+            raise ValueError(f"mix: wants an invertible {name}, got a singular one")
+    S, a, eye = mom.S, mom.a, mom.eye
+    Binv, Sinv = torch.linalg.inv(mom.Btil), torch.linalg.inv(S)
+    rise = eye + a * Binv @ Sinv
+    K = (a * eye + S @ mom.M) @ torch.linalg.inv(mom.Bbar) - a * Binv
+    return GapLimits(
+        float(torch.trace(mom.M @ rise @ S @ rise.mT)),
+        float(torch.trace(Sinv @ K @ mom.Bbar @ K.mT)),
+        (mom.d + 1) * float((S * mom.M).sum()),
+    )
+
+
+def _pinv(matrix: Tensor) -> Tensor:
+    inverse: Tensor = torch.linalg.pinv(matrix, hermitian=True)
+    return inverse
+
+
+def _left_divide(X: Tensor, B: Tensor) -> Tensor:
+    """X^-1 B."""
+    quotient: Tensor = torch.linalg.solve(X, B)
+    return quotient
+
+
+def _right_divide(B: Tensor, X: Tensor) -> Tensor:
+    """B X^-1."""
+    quotient: Tensor = torch.linalg.solve(X, B, left=False)
+    return quotient
