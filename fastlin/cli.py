@@ -1,0 +1,78 @@
+"""The `fastlin` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastlin import _info
+from fastlin._version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="fastlin", description="Kernels, theory and experiments for in-context learning with linear attention."
+    )
+    parser.add_argument("--version", action="version", version=f"fastlin {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    command = commands.add_parser("info", help="what is there, what is not, and why")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=_show_info)
+
+    command = commands.add_parser("reproduce", help="train an experiment and draw it on its theory")
+    command.add_argument("figure", choices=["reduced"], help="reduced: PB's reduced model, setting 2(c), at n = 10")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: runs/FIGURE)")
+    command.set_defaults(run=_reproduce)
+
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except (OSError, ValueError) as error:
+        print(f"fastlin: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show_info(options: argparse.Namespace) -> None:
+    found = _info.info()
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, value in found["versions"].items():
+        print(f"{name:15} {value}")
+    print(f"{'threads':15} {found['threads']}")
+    print(f"{'devices':15} {', '.join(found['devices'])}")
+    extension = found["extension"]
+    if extension["available"]:
+        print(f"{'extension':15} yes: {extension['compiler']}, {extension['flags']}; {found['instruction_set']}")
+    else:
+        print(f"{'extension':15} no: {extension['reason']}")
+    print("backends")
+    for name, backend in found["backends"].items():
+        print(f"  {name:13} {_availability(backend)}")
+    for device, order in found["auto"].items():
+        print(f"auto on {device:7} {' → '.join(order)}")
+
+
+def _availability(backend: dict[str, Any]) -> str:
+    if not backend["available"]:
+        return f"no: {backend['reason']}"
+    return "yes" if backend["auto"] else "yes, when named"
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from fastlin import plots
+    from fastlin.experiments import reduced
+
+    out = options.out or Path("runs") / options.figure
+    result = reduced.train(reduced.Setting(), out)
+    print(f"{'regime':8} {'risk':>9} {'theory':>9} {'excess':>9}")
+    for regime, row in result.items():
+        print(f"{regime:8} {row['risk']:9.4f} {row['theory']:9.4f} {row['excess_percent']:8.3f} %")
+    print(plots.reduced(out))
