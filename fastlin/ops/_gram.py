@@ -6,6 +6,7 @@ G = sum_t p_k p_k' + sum_i z_i z_i' (+ q q')       with S = dG + dG':   dz_i = S
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,24 +98,26 @@ def _backward(ctx: Any, dG: Tensor) -> tuple[Tensor | None, ...]:
     return dz, dp, None, dq, None, None, None
 
 
-def _vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
+def _vmap(info: Any, in_dims: Sequence[int | None], *flat: Any, may_nest: bool = False) -> tuple[Tensor, int]:
     moved = [arg if dim is None else arg.movedim(dim, 0) for arg, dim in zip(flat, in_dims, strict=True)]
     backend = _resolved(moved)
 
     def call(*args: Any) -> list[Tensor]:
-        return [gram(*args)]
+        return [_apply(*args) if may_nest else _gram_op(*args)]
 
     def compute(*args: Any) -> list[Tensor]:
         return [_compute(backend, *args[:4])]
 
-    return each(call, compute, backend, info.batch_size, [dim is not None for dim in in_dims], moved)[0], 0
+    return each(
+        call, compute if may_nest else None, backend, info.batch_size, [dim is not None for dim in in_dims], moved
+    )[0], 0
 
 
 class _Gram(torch.autograd.Function):
     forward = staticmethod(_impl)
     setup_context = staticmethod(_setup)
     backward = staticmethod(_backward)
-    vmap = staticmethod(_vmap)
+    vmap = staticmethod(partial(_vmap, may_nest=True))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:

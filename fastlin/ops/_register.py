@@ -212,7 +212,7 @@ class _Predict(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
-        return batched(_predict_function, "predict", info.batch_size, in_dims, flat)[0], 0
+        return batched(_predict_function, "predict", info.batch_size, in_dims, flat, may_nest=True)[0], 0
 
 
 class _Loss(torch.autograd.Function):
@@ -233,7 +233,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        results = batched(_loss_function, "loss", info.batch_size, in_dims, flat)
+        results = batched(_loss_function, "loss", info.batch_size, in_dims, flat, may_nest=True)
         return tuple(results), (0,) * len(results)
 
 
@@ -253,11 +253,11 @@ _FUNCTIONS = {"predict": _predict_function, "loss": _loss_function}
 
 
 def _predict_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
-    return batched(lambda *a: [_predict_op(*a)], "predict", info.batch_size, in_dims, flat)[0], 0
+    return batched(lambda *a: [_predict_op(*a)], "predict", info.batch_size, in_dims, flat, may_nest=False)[0], 0
 
 
 def _bwd_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[list[Tensor], list[int]]:
-    results = batched(lambda *a: list(_bwd_op(*a)), "predict_bwd", info.batch_size, in_dims, flat)
+    results = batched(lambda *a: list(_bwd_op(*a)), "predict_bwd", info.batch_size, in_dims, flat, may_nest=False)
     return results, [0] * len(results)
 
 
@@ -266,7 +266,7 @@ def _loss_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[An
         value, per_task, grads = _loss_op(*a)
         return [value, per_task, *grads]
 
-    value, per_task, *grads = batched(call, "loss", info.batch_size, in_dims, flat)
+    value, per_task, *grads = batched(call, "loss", info.batch_size, in_dims, flat, may_nest=False)
     return (value, per_task, grads), (0, 0, [0] * len(grads))
 
 

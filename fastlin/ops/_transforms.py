@@ -1,7 +1,8 @@
 """How the ops behave under torch.vmap and in forward mode.
 
 A batch of parameters is a batch of trials, which every backend serves in one call. Any other batch is served by
-vmapping the torch operations of a traceable backend, and by one call for each entry where the backend is compiled.
+vmapping the torch operations of a traceable backend, and by one call for each entry where the backend is compiled or
+where torch cannot vmap again: inside the vmap rule of a registered op.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def batched(
     copies: int,
     in_dims: Sequence[int | None],
     args: Sequence[Any],
+    *,
+    may_nest: bool,
 ) -> list[Tensor]:
     """Results of an op for each entry of the vmapped dimension, which leads in all of them.
 
@@ -39,6 +42,8 @@ def batched(
         Where the vmapped dimension is in each argument.
     args : sequence
         The op's flat arguments.
+    may_nest : bool
+        Whether torch.vmap may be called here.
     """
     moved = [arg if dim is None else arg.movedim(dim, 0) for arg, dim in zip(args, in_dims, strict=True)]
     is_batched = [dim is not None for dim in in_dims]
@@ -54,12 +59,12 @@ def batched(
     def compute(*flat: Any) -> list[Tensor]:
         return _call.compute(name, _call.parse(name, flat)._replace(options=options))
 
-    return each(call, compute, options.backend, copies, is_batched, moved)
+    return each(call, compute if may_nest else None, options.backend, copies, is_batched, moved)
 
 
 def each(
     call: Callable[..., list[Tensor]],
-    compute: Callable[..., list[Tensor]],
+    compute: Callable[..., list[Tensor]] | None,
     backend: str,
     copies: int,
     is_batched: Sequence[bool],
@@ -67,9 +72,9 @@ def each(
 ) -> list[Tensor]:
     """Results for each entry of the leading dimension of the arguments that are batched.
 
-    `compute` is the op without checks, which torch can vmap when the backend is traceable.
+    `compute` is the op without checks, which torch can vmap when the backend is traceable; None where it cannot.
     """
-    if backends.load(backend).traceable:
+    if compute is not None and backends.load(backend).traceable:
         return list(torch.vmap(compute, tuple(0 if b else None for b in is_batched))(*moved))
     rows = [call(*(arg[i] if b else arg for arg, b in zip(moved, is_batched, strict=True))) for i in range(copies)]
     return [torch.stack(results) for results in zip(*rows, strict=True)]

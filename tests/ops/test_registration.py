@@ -176,3 +176,54 @@ def test_export():
     program = torch.export.export(Model(), _data(case))
     assert "fastlin.loss" in str(program.graph)
     assert_close(program.module()(*_data(case)), case()[0], 0.0)
+
+
+def registered(name, case, extra=()):
+    """The registered op on flat arguments, with its results in one list."""
+
+    def call(*arguments):
+        results = getattr(torch.ops.fastlin, name)(*arguments)
+        if name == "loss":
+            return [*results[:2], *results[2]]
+        return [results] if isinstance(results, torch.Tensor) else results
+
+    return call, flat(case, extra)
+
+
+@pytest.mark.parametrize("form", [{}, {"R": 2, "H": 2}])
+@pytest.mark.parametrize("batched", ["W", "x", "task"])
+@pytest.mark.parametrize("name", ["predict", "predict_bwd", "predict_bwd of data", "loss"])
+def test_vmap_of_registered_ops(name, batched, form):
+    """A batch of parameters (trials), of tokens, of task indices: as one call for each."""
+    name, _, of_data = name.partition(" of ")
+    case = make("prompt_loss" if name == "loss" else "predict", **form)
+    gy = torch.randn_like(make("predict", **form)())
+    extra = {"predict": (), "predict_bwd": (gy, "xqW" if of_data else "pWv"), "loss": (case.y, None, "pWv")}[name]
+    call, arguments = registered(name, case, extra)
+    position = LETTERS.index(batched)
+    entries = [arguments[position], arguments[position].flip(0)]
+    dims = [0 if i == position else None for i in range(len(arguments))]
+    replaced = [torch.stack(entries) if i == position else a for i, a in enumerate(arguments)]
+    found = torch.vmap(call, tuple(dims))(*replaced)
+    rows = [call(*(e if i == position else a for i, a in enumerate(arguments))) for e in entries]
+    assert_close(found, [torch.stack(column) for column in zip(*rows, strict=True)], 1e-13)
+
+
+def test_vmap_of_upstream_gradients():
+    """Jacobians: a batch of gy alone."""
+    case = make("predict", R=2)
+    gy = torch.randn(3, 2, 6, dtype=torch.float64)
+    call, arguments = registered("predict_bwd", case, (gy, "pWv"))
+    position = len(LETTERS)
+    dims = tuple(0 if i == position else None for i in range(len(arguments)))
+    found = torch.vmap(call, dims)(*arguments)
+    rows = [call(*(g if i == position else a for i, a in enumerate(arguments))) for g in gy]
+    assert_close(found, [torch.stack(column) for column in zip(*rows, strict=True)], 1e-13)
+
+
+def test_vmap_of_registered_gram():
+    case = make("predict", B=6)
+    z, q, p = (case.inputs[name] for name in "zqp")
+    data = (z.unflatten(0, (2, 3)), case.task.unflatten(0, (2, 3)), q.unflatten(0, (2, 3)))
+    found = torch.vmap(lambda z, k, q: torch.ops.fastlin.gram(z, p, k, q, 3, False, "auto"))(*data)
+    assert_close(found.flatten(0, 1), fl.reference.gram(z, p, case.task, q, see_query=True))
