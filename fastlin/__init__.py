@@ -4,7 +4,7 @@ from fastlin import reference, theory
 from fastlin._info import info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
-from fastlin.data.sources import TaskMixture
+from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
 from fastlin.ops.functional import (
     gram,
     gram_loss,
@@ -14,9 +14,13 @@ from fastlin.ops.functional import (
     stack_loss,
     stack_predict,
 )
+from fastlin.ops.sampled import sampled_loss, sampled_stack_loss
 
 __all__ = [
     "BackendError",
+    "FixedTask",
+    "PointSet",
+    "SphereTasks",
     "TaskMixture",
     "__version__",
     "gram",
@@ -26,6 +30,8 @@ __all__ = [
     "predict",
     "prompt_loss",
     "reference",
+    "sampled_loss",
+    "sampled_stack_loss",
     "stack_loss",
     "stack_predict",
     "theory",

@@ -28,6 +28,8 @@ __all__ = [
     "gram_stack_loss",
     "predict",
     "prompt_loss",
+    "sampled_loss",
+    "sampled_stack_loss",
     "stack_loss",
     "stack_predict",
 ]
@@ -257,6 +259,49 @@ def gram_stack_loss(
 
 
 @_takes_op_options
+def sampled_loss(
+    mix: Any,
+    n: int,
+    batch: int,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    seed: int,
+    step: int,
+    stream: int = 0,
+    offset: int = 0,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Loss and per-task losses of one layer on the sequences that `mix` draws; arguments as `fastlin.sampled_loss`."""
+    literal, data = _drawn(mix, batch, n, seed, step, stream, offset, W)
+    loss, per_task = (prompt_loss if literal else gram_loss)(*data, p, W, v, **options)
+    return loss, _for_every_task(per_task, mix.K)
+
+
+@_takes_op_options
+def sampled_stack_loss(
+    mix: Any,
+    n: int,
+    batch: int,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    *,
+    seed: int,
+    step: int,
+    stream: int = 0,
+    offset: int = 0,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """The same of a stack; arguments as `fastlin.sampled_stack_loss`."""
+    literal, data = _drawn(mix, batch, n, seed, step, stream, offset, A)
+    loss, per_task = (stack_loss if literal else gram_stack_loss)(*data, p, A, C, h, **options)
+    return loss, _for_every_task(per_task, mix.K)
+
+
+@_takes_op_options
 def gram(
     z: Tensor,
     p: Tensor | None = None,
@@ -270,6 +315,21 @@ def gram(
         return torch.stack([gram(z, p_r, task, q, see_query=see_query) for p_r in p])
     Z = _prepend(z, z.new_zeros(z.shape[0], z.shape[2]) if q is None else q, task, p)
     return Z.mT @ (_mask(Z, see_query).unsqueeze(-1) * Z)
+
+
+def _drawn(
+    mix: Any, batch: int, n: int, seed: int, step: int, stream: int, offset: int, like: Tensor
+) -> tuple[bool, tuple[Tensor, ...]]:
+    """A batch of a task source: tokens where it gives nothing else, and whether they are; else Gram matrices."""
+    literal = not hasattr(mix, "sample_gram")
+    draw = mix.sample if literal else mix.sample_gram
+    at = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+    return literal, draw(batch, n, **at, dtype=like.dtype, device=like.device)
+
+
+def _for_every_task(per_task: Tensor, tasks: int) -> Tensor:
+    """Per-task losses with a zero for the tasks of the source that come after the last one drawn."""
+    return torch.nn.functional.pad(per_task, (0, tasks - per_task.shape[-1]))
 
 
 def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Tensor:

@@ -111,14 +111,21 @@ def words(
     """(rows, columns) uint32: the raw words, draw 4 block + j of sequence offset + i."""
     rows, columns, at = validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
     blocks = -(-columns // 4)
-    sequence = np.arange(rows, dtype=np.uint64) + np.uint64(at["offset"])
-    counter = np.empty((rows, blocks, 4), dtype=np.uint32)
-    counter[..., 0] = np.arange(at["block"], at["block"] + blocks, dtype=np.uint32) | (at["stream"] & 0xFF) << 24
-    counter[..., 1] = (sequence & _LOW)[:, None]
-    counter[..., 2] = (sequence >> 32)[:, None]
-    counter[..., 3] = at["step"] | (at["stream"] >> 8) << 24
-    drawn = philox4x32(counter, (at["seed"] & _LOW, at["seed"] >> 32))
-    return np.ascontiguousarray(drawn.reshape(rows, 4 * blocks)[:, :columns])
+    sequences = np.arange(rows, dtype=np.uint64) + np.uint64(at["offset"])
+    drawn = words_of(sequences, blocks, at["seed"], at["step"], at["stream"], at["block"])
+    return np.ascontiguousarray(drawn[:, :columns])
+
+
+def words_of(
+    sequences: NDArray[np.uint64], blocks: int, seed: int, step: int, stream: int, block: int
+) -> NDArray[np.uint32]:
+    """(len(sequences), 4 blocks) uint32: whole blocks of any sequences, from arguments that are in range."""
+    counter = np.empty((len(sequences), blocks, 4), dtype=np.uint32)
+    counter[..., 0] = np.arange(block, block + blocks, dtype=np.uint32) | (stream & 0xFF) << 24
+    counter[..., 1] = (sequences & _LOW)[:, None]
+    counter[..., 2] = (sequences >> 32)[:, None]
+    counter[..., 3] = step | (stream >> 8) << 24
+    return philox4x32(counter, (seed & _LOW, seed >> 32)).reshape(len(sequences), 4 * blocks)
 
 
 def uniforms(

@@ -102,8 +102,8 @@ def trials_of(tensors: Tensors) -> int | None:
 
 
 def is_gram(options: Options) -> bool:
-    """Whether x holds Gram matrices."""
-    return options.op.startswith("gram")
+    """Whether x holds Gram matrices, as in the ops that take them and in those that draw them."""
+    return options.op.startswith(("gram", "sampled"))
 
 
 class _Call:

@@ -378,7 +378,7 @@ def _loss(
         validation.values(op, options.tasks, check_finite, {**data, **parameters, "weight": weight})
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(*data.values(), *parameters.values(), weight=weight, **model)
-    return _register.loss(_in_order(data, parameters), data["y"], weight, options)
+    return _register.loss(in_order(data, parameters), data["y"], weight, options)
 
 
 def _predict(
@@ -394,10 +394,10 @@ def _predict(
         validation.values(op, options.tasks, check_finite, {**data, **parameters})
         literal: Callable[..., Tensor] = getattr(reference, op)
         return literal(*data.values(), *parameters.values(), **model)
-    return _register.predict(_in_order(data, parameters), options)
+    return _register.predict(in_order(data, parameters), options)
 
 
-def _in_order(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
+def in_order(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
     """The tensors in the order of the registered ops."""
     x = data["z"] if "z" in data else data["G"]
     return (x, data["q"], _long(data["task"]), *(parameters.get(letter) for letter in "pACWvh"))

@@ -36,9 +36,9 @@ _MAY_BE_ZERO = "Bnt"
 class _Sizes:
     """Sizes seen so far, each with the argument that set it."""
 
-    def __init__(self, op: str) -> None:
+    def __init__(self, op: str, known: Mapping[str, tuple[int, str]] | None = None) -> None:
         self.op = op
-        self.bound: dict[str, tuple[int, str]] = {}
+        self.bound = dict(known or {})
 
     def match(self, name: str, tensor: Tensor, forms: Sequence[str], beside: str = "") -> None:
         """Bind the sizes of a tensor to the one of its forms that has as many dimensions, or raise."""
@@ -84,6 +84,7 @@ def arguments(
     weight: Any = None,
     first_skip: bool | None = None,
     residual: float = 1.0,
+    known: Mapping[str, tuple[int, str]] | None = None,
 ) -> tuple[Options, Tensor | None]:
     """Check the arguments of an op, all but the values inside its tensors.
 
@@ -92,11 +93,13 @@ def arguments(
     op : str
         Public name, for the messages.
     data : mapping
-        The data by name: first z or G, then q, y, task; the value of task may be None.
+        The data by name: first z or G, then q, y, task; the value of task may be None. Empty for an op that draws them.
     parameters : mapping
         p, which may be None, with W and v or A, C and h.
     scale, see_query, backend, check_finite, weight, first_skip, residual
         The op's options.
+    known : mapping, optional
+        Sizes that are known beforehand, each with what tells it.
 
     Returns
     -------
@@ -104,8 +107,9 @@ def arguments(
     weight : Tensor or None
         As a tensor (K,) like the data.
     """
-    sizes = _Sizes(op)
-    anchor_name, anchor = next(iter(data.items()))
+    sizes = _Sizes(op, known)
+    lead = "A" if "A" in parameters else "W"
+    anchor_name, anchor = next(iter(data.items()), (lead, parameters[lead]))
     _check_tensor(op, anchor_name, anchor)
     if anchor.dtype not in DTYPES:
         raise TypeError(f"{op}: {anchor_name} has dtype {anchor.dtype}; wants torch.float32 or torch.float64")
@@ -120,7 +124,6 @@ def arguments(
     if "y" in data and data["y"].requires_grad:
         raise ValueError(f"{op}: y requires grad; wants y.detach(): the loss is not differentiated in its targets")
 
-    lead = "A" if "A" in parameters else "W"
     present = {name: tensor for name, tensor in parameters.items() if tensor is not None or name != "p"}
     for name, tensor in present.items():
         _check_like(op, name, tensor, anchor_name, anchor)
@@ -135,8 +138,9 @@ def arguments(
     if weight is not None:
         weight = _check_weight(op, weight, anchor_name, anchor)
         sizes.match("weight", weight, [_DATA_FORMS["weight"]])
-    tasks = sizes.get("K", -1 if data["task"] is not None else 1)
-    if data["task"] is None and tasks != 1:
+    one_task = "task" in data and data["task"] is None
+    tasks = sizes.get("K", 1 if one_task else -1)
+    if one_task and tasks != 1:
         source = sizes.bound["K"][1]
         raise ValueError(f"{op}: task is None, which is one task, but {source} has K = {tasks}; wants task (B,)")
     depth = sizes.get("L", 1)

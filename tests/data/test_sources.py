@@ -6,8 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+import fastlin as fl
 from fastlin.data import philox, random
-from fastlin.data.sources import BLOCKS_PER_SECTION, TaskMixture
+from fastlin.data.place import BLOCKS_PER_SECTION
+from fastlin.data.sources import TaskMixture
 
 DOUBLE = torch.float64
 
@@ -149,9 +151,86 @@ def test_wrong_mixtures(change, message):
         ({"batch": 2, "n": -1}, "n: got -1, wants an integer"),
         ({"batch": 2, "n": 2, "step": 2**24}, "step: got 16777216, wants an integer"),
         ({"batch": 2, "n": 2, "seed": -1}, "seed: got -1, wants an integer"),
-        ({"batch": 1, "n": 10**7}, "n: needs 30000000 draws for a sequence, wants at most 8388608"),
+        ({"batch": 1, "n": 10**7}, "n: needs 30000000 draws of one kind for a sequence, wants at most 8388608"),
     ],
 )
 def test_wrong_samples(arguments, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         mixture().sample(**arguments)
+
+
+def test_sphere():
+    """On the sphere, with the direction's second moment I/d within five standard errors."""
+    source, B = fl.SphereTasks(4, radius=2.5), 50_000
+    z, _, _, task = source.sample(B, 4, seed=2, dtype=DOUBLE)
+    beta = torch.linalg.solve(z[..., :4], z[..., 4])
+    assert torch.allclose(beta.norm(dim=-1), torch.tensor(2.5, dtype=DOUBLE), rtol=1e-6)
+    second = (beta[:, :, None] * beta[:, None]) * 4 / 2.5**2
+    assert ((second.mean(0) - torch.eye(4)).abs() < 5 * second.std(0) / B**0.5).all()
+    assert (beta.mean(0).abs() < 5 * beta.std(0) / B**0.5).all()
+    assert (task == 0).all()
+    assert (source.K, source.d, source.m) == (1, 4, 5)
+
+
+def test_fixed_task():
+    source = fl.FixedTask([1.0, -2.0], bias=True)
+    z, q, y, _ = source.sample(100, 3, dtype=DOUBLE)
+    assert (z[..., 0] == 1).all()
+    assert (q[:, 0] == 1).all()
+    assert (q[:, -1] == 0).all()
+    assert torch.allclose(z[..., 3], z[..., 1] - 2 * z[..., 2])
+    assert torch.allclose(y, q[:, 1] - 2 * q[:, 2])
+
+
+def test_point_set():
+    """Every token and query is a point, with the right label; all points come up, about equally often."""
+    x = torch.arange(10, dtype=DOUBLE)[:, None] * torch.tensor([1.0, 10.0], dtype=DOUBLE)
+    source = fl.PointSet(x, x[:, 0] ** 2, bias=True)
+    z, q, y, task = source.sample(2000, 4, seed=1, dtype=DOUBLE)
+    index = z[..., 1].long()
+    assert torch.equal(z[..., 1:3], x[index])
+    assert torch.equal(z[..., 3], x[index, 0] ** 2)
+    assert torch.equal(y, q[:, 1] ** 2)
+    assert (q[:, 3] == 0).all()
+    assert (task == 0).all()
+    counts = torch.bincount(torch.cat([index.flatten(), q[:, 1].long()]), minlength=10)
+    assert ((counts - 1000).abs() < 5 * (1000 * 0.9) ** 0.5).all()
+    pieces = [source.sample(1000, 4, seed=1, offset=start, dtype=DOUBLE)[0] for start in (0, 1000)]
+    assert torch.equal(torch.cat(pieces), z)
+    assert not hasattr(source, "sample_gram")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fl.SphereTasks(0), ValueError, "d: got 0, wants an integer >= 1"),
+        (lambda: fl.SphereTasks(2.5), TypeError, r"d: got 2\.5 \(float\), wants an integer"),
+        (lambda: fl.SphereTasks(3, radius=-1), ValueError, "radius: got -1, wants a finite number >= 0"),
+        (lambda: fl.SphereTasks(3, radius="big"), TypeError, "radius: got 'big', wants a finite number >= 0"),
+        (lambda: fl.FixedTask([[1.0]]), ValueError, r"theta: got shape \(1, 1\), wants \(d,\)"),
+        (lambda: fl.FixedTask("abc"), TypeError, "theta: got 'abc', wants an array of numbers"),
+        (lambda: fl.PointSet([[1.0], [2.0]], [1.0]), ValueError, r"y: got shape \(1,\), wants \(2,\)"),
+        (lambda: fl.PointSet([1.0], [1.0]), ValueError, r"x: got shape \(1,\), wants \(P, d\)"),
+    ],
+)
+def test_wrong_sources(call, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        call()
+
+
+def test_sources_keep_their_own_copy():
+    theta = torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    source = fl.FixedTask(theta)
+    before = source.sample(3, 2)[0]
+    theta.zero_()
+    assert torch.equal(source.sample(3, 2)[0], before)
+
+
+def test_another_default_device():
+    """Data are drawn on the CPU and moved, whatever torch's default is."""
+    mix = mixture(noise_std=0.1)
+    expected = mix.sample_gram(4, 3, device="cpu")
+    with torch.device("meta"):
+        assert mix.sample_gram(4, 3)[0].device.type == "meta"
+        for a, b in zip(mix.sample_gram(4, 3, device="cpu"), expected, strict=True):
+            assert torch.equal(a, b)

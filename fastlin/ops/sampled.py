@@ -1,0 +1,157 @@
+"""The ops that draw their own data from a task source: nothing about a sequence is given, or kept.
+
+A sequence enters a model through its Gram matrix and its query alone, and a task source draws both without drawing
+tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A source that gives only tokens gives these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fastlin import reference
+from fastlin.ops import _register, validation
+from fastlin.ops.functional import Weight, in_order
+
+
+class Source(Protocol):
+    """What a task source tells of itself, and how it is asked."""
+
+    @property
+    def m(self) -> int:
+        """Token width."""
+
+    @property
+    def K(self) -> int:
+        """Number of tasks."""
+
+    def sample(self, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z, q, y, task; a source that can has `sample_gram` besides, with G in place of z."""
+
+
+def sampled_loss(
+    mix: Source,
+    n: int,
+    batch: int,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    seed: int,
+    step: int,
+    stream: int = 0,
+    offset: int = 0,
+    weight: Weight = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+    backend: str = "auto",
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Squared error of one layer on sequences that a task source draws.
+
+    Parameters
+    ----------
+    mix : TaskMixture, SphereTasks, FixedTask or PointSet
+        Where the sequences come from; K and m are its.
+    n, batch : int
+        Context length and number of sequences.
+    p, W, v : Tensor
+        As in `prompt_loss`; the data have their dtype and device.
+    seed, step, stream, offset : int
+        Which sequences: they depend on these and on nothing else, and a batch can be taken in pieces by `offset`.
+    weight, scale, see_query, backend, check_finite
+        As in `prompt_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Notes
+    -----
+    Equal to `gram_loss` on `mix.sample_gram(batch, n, ...)`. Differentiable in p, W, v.
+    """
+    place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+    model = {"scale": scale, "see_query": see_query}
+    return _loss("sampled_loss", mix, n, batch, {"p": p, "W": W, "v": v}, place, weight, backend, check_finite, model)
+
+
+def sampled_stack_loss(
+    mix: Source,
+    n: int,
+    batch: int,
+    p: Tensor | None,
+    A: Tensor,
+    C: Tensor,
+    h: Tensor,
+    *,
+    seed: int,
+    step: int,
+    stream: int = 0,
+    offset: int = 0,
+    weight: Weight = None,
+    scale: float = 1.0,
+    see_query: bool = False,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
+    backend: str = "auto",
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Squared error of a stack of L layers on sequences that a task source draws.
+
+    Parameters
+    ----------
+    mix, n, batch, seed, step, stream, offset
+        As in `sampled_loss`.
+    p, A, C, h, weight, scale, see_query, first_skip, residual, backend, check_finite
+        As in `stack_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+    """
+    place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+    model = {"scale": scale, "see_query": see_query, "first_skip": first_skip, "residual": residual}
+    parameters = {"p": p, "A": A, "C": C, "h": h}
+    return _loss("sampled_stack_loss", mix, n, batch, parameters, place, weight, backend, check_finite, model)
+
+
+def _loss(
+    op: str,
+    mix: Source,
+    n: int,
+    batch: int,
+    parameters: Mapping[str, Any],
+    place: Mapping[str, int],
+    weight: Weight,
+    backend: str,
+    check_finite: bool,
+    model: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:
+    if not hasattr(mix, "sample"):
+        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+    options, weight = validation.arguments(
+        op,
+        {},
+        parameters,
+        weight=weight,
+        backend=backend,
+        check_finite=check_finite,
+        known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
+        **model,
+    )
+    like = next(t for name, t in parameters.items() if name in "WA")
+    if backend == "reference":
+        literal = reference.sampled_loss if op == "sampled_loss" else reference.sampled_stack_loss
+        return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
+    if hasattr(mix, "sample_gram"):
+        G, q, y, task = mix.sample_gram(batch, n, **place, dtype=like.dtype, device=like.device)
+        data = {"G": G, "q": q, "task": task}
+    else:
+        z, q, y, task = mix.sample(batch, n, **place, dtype=like.dtype, device=like.device)
+        data = {"z": z, "q": q, "task": task}
+        options = options._replace(op=op.replace("sampled_loss", "prompt_loss").replace("sampled_stack", "stack"))
+    return _register.loss(in_order(data, parameters), y, weight, options)
