@@ -33,7 +33,7 @@ def info() -> dict[str, Any]:
         },
         "backends": {
             "reference": {"available": True, "reason": None, "auto": False},
-            **{name: _backend(name) for name in backends.names()},
+            **{name: _backend(name) for name in (*backends.names(), *backends.ABSENT)},
         },
         "auto": {device: [*order, "eager"] for device, order in {"cpu": (), **backends.ORDER}.items()},
         "extension": {
@@ -49,5 +49,5 @@ def info() -> dict[str, Any]:
 
 def _backend(name: str) -> dict[str, Any]:
     device = torch.device("cuda" if name == "cuda" else "cpu")
-    reason = backends.load(name).supports("prompt_loss", device, torch.float32, 11)
+    reason = backends.why_not(name, "prompt_loss", device, torch.float32, 11)
     return {"available": reason is None, "reason": reason, "auto": True}

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "fastlin"
 ALLOWED = {
     "_version": set(),
     "_extension": {"_version"},
-    "backends": {"_extension"},
+    "backends": {"_extension", "_version"},
     "reference": set(),
     "ops": {"backends", "reference"},
     "_info": {"_extension", "_version", "backends"},

@@ -9,11 +9,15 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from fastlin._version import __version__
 from fastlin.backends import eager
 from fastlin.backends.problem import Gradients, Problem
 
 ORDER: dict[str, tuple[str, ...]] = {}
 """Backends that "auto" tries for a device type before eager, best first."""
+
+ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cpu", "cuda", "triton")}
+"""Names that are reserved for backends this version lacks, with what is said to who names one."""
 
 
 class BackendError(RuntimeError):
@@ -47,8 +51,13 @@ _warned: set[tuple[str, str, str]] = set()
 
 
 def names() -> tuple[str, ...]:
-    """Names that the `backend` argument takes, "auto" and "reference" apart."""
+    """Names of the backends there are, "reference" apart."""
     return (*dict.fromkeys(name for order in ORDER.values() for name in order), "eager")
+
+
+def why_not(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+    """Why a backend cannot serve a call, or None."""
+    return ABSENT[name] if name in ABSENT else load(name).supports(op, device, dtype, m)
 
 
 def load(name: str) -> Backend:
@@ -76,7 +85,7 @@ def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int
         When a backend that was named cannot serve; only "auto" looks further.
     """
     if name != "auto":
-        reason = load(name).supports(op, device, dtype, m)
+        reason = why_not(name, op, device, dtype, m)
         if reason is not None:
             raise BackendError(f"{op}: backend {name!r} cannot serve this call: {reason}")
         return name

@@ -256,7 +256,7 @@ def _check_options(
             raise TypeError(f"{op}: {name} is {flag!r}; wants True or False")
     if first_skip is not None and not isinstance(first_skip, bool):
         raise TypeError(f"{op}: first_skip is {first_skip!r}; wants None, True or False")
-    known = ("auto", "reference", *backends.names())
+    known = ("auto", "reference", *backends.names(), *backends.ABSENT)
     if backend not in known:
         raise ValueError(f"{op}: backend is {backend!r}; wants one of {', '.join(map(repr, known))}")
     return Options(op, -1, float(scale), 0.0, float(residual), see_query, check_finite, backend)
