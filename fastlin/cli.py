@@ -30,6 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: runs/FIGURE)")
     command.set_defaults(run=_reproduce)
 
+    command = commands.add_parser(
+        "theory",
+        help="print and draw the closed forms of a task mixture",
+        description="The population risk of the closed-form optima against the context length, raw and over E[y²].",
+    )
+    command.add_argument(
+        "config", metavar="CONFIG", help="a TOML file, or a setting that ships: 2a to 2d, A1a to A1d, A2a to A2f"
+    )
+    command.add_argument("--n", type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for theory.json, theory.csv and the picture as PNG, PDF and SVG"
+    )
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    form.add_argument("--csv", action="store_true", help="print CSV in place of the table")
+    command.set_defaults(run=_theory)
+
     options = parser.parse_args(arguments)
     try:
         options.run(options)
@@ -64,6 +81,30 @@ def _availability(backend: dict[str, Any]) -> str:
     if not backend["available"]:
         return f"no: {backend['reason']}"
     return "yes" if backend["auto"] else "yes, when named"
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    from fastlin.experiments.config import check_lengths
+
+    try:
+        return check_lengths("N", [int(part) for part in text.split(",")])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,2,5: {error}") from None
+
+
+def _theory(options: argparse.Namespace) -> None:
+    from fastlin import plots
+    from fastlin.experiments import config, curves
+
+    setting = config.load(options.config)
+    if options.n:
+        setting = setting.with_lengths(options.n)
+    record = curves.compute(setting, line=options.json or options.out is not None)
+    show = curves.as_json if options.json else curves.as_csv if options.csv else curves.as_table
+    sys.stdout.write(show(record))
+    if options.out is not None:
+        for path in [*curves.write(record, options.out), *plots.theory(options.out)]:
+            print(path, file=sys.stderr)
 
 
 def _reproduce(options: argparse.Namespace) -> None:

@@ -1,1 +1,1 @@
-"""The papers' experiments, one file each."""
+"""The papers' experiments, one file each, and the settings that they and users read from CONFIG.toml."""

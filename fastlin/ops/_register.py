@@ -47,7 +47,8 @@ def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
     functorch = torch._C._are_functorch_transforms_active()
     if torch.compiler.is_compiling() or isinstance(given.tensors[0], FakeTensor):
         # torch.func.grad cannot see through a registered op: inside it the torch operations themselves are compiled.
-        if functorch and options.backend in ("auto", "eager") and options.tasks >= 0:
+        checks = options.tasks < 0 or options.check_finite
+        if functorch and options.backend in ("auto", "eager") and not checks:
             return _call.compute(name, given._replace(options=options._replace(backend="eager")))
         results = _OPS[name](*flat)
         return (results,) if isinstance(results, Tensor) else results

@@ -10,13 +10,14 @@ from fastlin.theory.heads import (
     scaled_heads,
     shared_shift,
 )
-from fastlin.theory.optimum import Attention, Bound, Optimum
+from fastlin.theory.optimum import Attention, Bound, NotAttained, Optimum
 from fastlin.theory.prompts import GapLimits, fine_tuned, gap_limits, joint, normaliser, plain, population_loss
 
 __all__ = [
     "Attention",
     "Bound",
     "GapLimits",
+    "NotAttained",
     "Optimum",
     "debiased_attention",
     "debiased_loss",

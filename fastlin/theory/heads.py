@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fastlin.theory._checks import as_float64, check_shape, check_shots
 from fastlin.theory.moments import Mixture, Moments
-from fastlin.theory.optimum import Attention, Bound, Optimum, embed
-from fastlin.theory.prompts import joint_optimum, reduced_loss, ridge_preconditioner, settle
+from fastlin.theory.optimum import Attention, Bound, NotAttained, Optimum, embed
+from fastlin.theory.prompts import joint_optimum, left_divide, reduced_loss, ridge_preconditioner, right_divide, settle
 
 _MAX_SWEEPS = 20_000
 
@@ -59,7 +59,7 @@ def decoupled(mix: Mixture, n: int) -> Optimum:
         W = (abar Bbar^-1 + (n+1) S)^-1        L = tr(S Bbar) + s2 - n tr(S W S Bbar)
 
     Heads and prompts are those of `debiased_attention`. No inverse of Bbar is taken for W; if Bbar is
-    singular and a mean lies outside its range, the infimum is not attained and a ValueError states it, except
+    singular and a mean lies outside its range, the infimum is not attained and NotAttained states it, except
     where the loss leaves W free: n = 0 (loss abar), or Bbar = 0 without noise (loss 0). The paper's
     Proposition 1 has this loss equal to the infimum over heads and prompts; it is only an upper bound of that
     (see `scaled_heads`). Its appendix omits the s2.
@@ -134,7 +134,7 @@ def _debiased_minima(mom: Moments, n: int, B: Tensor, a: Tensor) -> Tensor:
     """
     SB = mom.S @ B
     ridge = torch.where(a > 0, a, 1.0)[:, None, None] * mom.eye
-    inner: Tensor = torch.linalg.solve(ridge + (n + 1) * SB, ridge + SB)
+    inner = left_divide(ridge + (n + 1) * SB, ridge + SB)
     return mom.s2 + (SB * inner.mT).sum((-2, -1))
 
 
@@ -148,8 +148,7 @@ def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
         ridge = (s.square() @ (pi * a))[:, None, None] * mom.eye
         spread = torch.einsum("rk,kij->rij", pi * s.square(), B)
         pull = torch.einsum("rk,kij->rij", pi * s, B)
-        W: Tensor = torch.linalg.solve(ridge + (n + 1) * S @ spread, pull, left=False)
-        return W
+        return right_divide(pull, ridge + (n + 1) * S @ spread)
 
     def best_s(W: Tensor) -> Tensor:  # (r, d, d) -> (r, K)
         SW = S @ W
@@ -187,10 +186,8 @@ def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
 def _with_heads(mom: Moments, n: int, W: Tensor, s: Tensor, loss: float) -> Optimum:
     """The optimum with heads s_k [-mu_k; 1] and prompts that give c_k = mu_k."""
     if bool((s == 0).any()):
-        raise ValueError(
-            f"mix: a task that the context tells nothing about wants a head of size zero, so no finite "
-            f"prompts attain the infimum {loss:.10g} of the loss; wants task covariances that are not zero"
-        )
+        reason = "a task that the context tells nothing about wants a head of size zero"
+        raise NotAttained(loss, reason, "task covariances that are not zero")
     r = mom.mu @ torch.linalg.pinv(W).mT
     W, r = settle(mom, W, r, mom.mu, loss, free=n == 0 or mom.abar == 0)
     tokens, heads = _tokens(r, mom.mu, s)

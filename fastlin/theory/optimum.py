@@ -17,6 +17,28 @@ class Attention(NamedTuple):
     v: Tensor
 
 
+class NotAttained(ValueError):
+    """No finite parameters reach the infimum of the loss.
+
+    Attributes
+    ----------
+    infimum : float
+        The infimum of the population loss.
+    reason, wants : str
+        Why it is not attained, and what it would take.
+    """
+
+    def __init__(self, infimum: float, reason: str, wants: str) -> None:
+        super().__init__(infimum, reason, wants)
+        self.infimum, self.reason, self.wants = infimum, reason, wants
+
+    def __str__(self) -> str:
+        return (
+            f"mix: {self.reason}, so no finite prompts attain the infimum {self.infimum:.10g} of the loss; "
+            f"wants {self.wants}"
+        )
+
+
 @dataclass(frozen=True)
 class Bound:
     """A value of the loss that no parameters are claimed to attain; `float(bound)` is the value."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastlin.theory._checks import as_float64, check_shape, check_shots
 from fastlin.theory.moments import Mixture, Moments
-from fastlin.theory.optimum import Optimum
+from fastlin.theory.optimum import NotAttained, Optimum
 
 # An optimum counts as attained when its prompts cost less than this fraction of E[y^2].
 _ATTAINED = 1e-12
@@ -110,7 +110,7 @@ def fine_tuned(mix: Mixture, n: int) -> Optimum:
     loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
     if mom.a > 0:
         SB = mom.S @ mom.Btil
-        I_nSW = _right_divide(mom.a * mom.eye + SB, mom.a * mom.eye + (n + 1) * SB)  # I - n S W
+        I_nSW = right_divide(mom.a * mom.eye + SB, mom.a * mom.eye + (n + 1) * SB)  # I - n S W
         loss -= float(torch.trace(mom.S @ mom.M @ I_nSW @ I_nSW))
     return Optimum(W, prompts, None, loss)
 
@@ -123,7 +123,7 @@ def joint(mix: Mixture, n: int) -> Optimum:
 
     W is not symmetric in general, even for S = I; the prompts do not depend on n. For singular Bbar the
     prompts exist when every mean lies in the range of Bbar (pseudo-inverse); otherwise the infimum is not
-    attained and a ValueError states it. n = 0: the loss is abar, any W with W p_k = mu_k attains it. The
+    attained and NotAttained states it. n = 0: the loss is abar, any W with W p_k = mu_k attains it. The
     paper's Theorem 3 prompts need W' = W, and its "prompts of about -n S mu_k" do not occur.
     """
     return joint_optimum(Moments.of(mix), check_shots(n))
@@ -136,8 +136,8 @@ def joint_optimum(mom: Moments, n: int) -> Optimum:
         return Optimum(torch.zeros_like(S), torch.zeros_like(mom.mu), None, 0.0)
     fixed = mom.a * mom.eye + S @ mom.M
     SB = S @ mom.Bbar
-    W = _right_divide(mom.Bbar, fixed + (n + 1) * SB)
-    loss = mom.s2 + float(torch.trace(SB @ _left_divide(fixed + (n + 1) * SB, fixed + SB)))
+    W = right_divide(mom.Bbar, fixed + (n + 1) * SB)
+    loss = mom.s2 + float(torch.trace(SB @ left_divide(fixed + (n + 1) * SB, fixed + SB)))
     prompts = mom.mu @ (_pinv(mom.Bbar) @ fixed.mT + S)
     target = mom.mu - n * mom.mu @ (W @ S).mT
     W, prompts = settle(mom, W, prompts, target, loss, free=n == 0)
@@ -153,7 +153,7 @@ def ridge_preconditioner(mom: Moments, n: int, B: Tensor, a: float) -> Tensor:
     """B (a I + (n+1) S B)^-1 (d, d), zero for a = 0 (then S B = 0 as well)."""
     if a == 0:
         return torch.zeros_like(B)
-    return _right_divide(B, a * mom.eye + (n + 1) * mom.S @ B)
+    return right_divide(B, a * mom.eye + (n + 1) * mom.S @ B)
 
 
 def _remainder(mom: Moments, n: int, B: Tensor, a: float) -> float:
@@ -161,13 +161,13 @@ def _remainder(mom: Moments, n: int, B: Tensor, a: float) -> float:
     if a == 0:
         return 0.0
     SB = mom.S @ B
-    return float(torch.trace(SB @ _left_divide(a * mom.eye + (n + 1) * SB, a * mom.eye + SB)))
+    return float(torch.trace(SB @ left_divide(a * mom.eye + (n + 1) * SB, a * mom.eye + SB)))
 
 
 def settle(
     mom: Moments, W: Tensor, prompts: Tensor, target: Tensor, loss: float, *, free: bool
 ) -> tuple[Tensor, Tensor]:
-    """W and prompts (K, d) with W p_k = target_k in S-norm, or a ValueError with the infimum `loss`.
+    """W and prompts (K, d) with W p_k = target_k in S-norm, or NotAttained with the infimum `loss`.
 
     A residual e_k = W p_k - target_k costs sum_k pi_k ||e_k||_S^2. Where the loss leaves W free (no context,
     or nothing left to learn from it) the target is mu_k, and `plain`'s W serves, because its range holds
@@ -178,10 +178,8 @@ def settle(
     if free:
         W = preconditioner(mom, 0)
         return W, mom.mu @ torch.linalg.pinv(W).mT
-    raise ValueError(
-        f"mix: a mean lies outside the range of the singular mean task covariance, so no finite prompts "
-        f"attain the infimum {loss:.10g} of the loss; wants means inside that range"
-    )
+    reason = "a mean lies outside the range of the singular mean task covariance"
+    raise NotAttained(loss, reason, "means inside that range")
 
 
 def _cost(mom: Moments, residual: Tensor) -> float:
@@ -225,13 +223,17 @@ def _pinv(matrix: Tensor) -> Tensor:
     return inverse
 
 
-def _left_divide(X: Tensor, B: Tensor) -> Tensor:
-    """X^-1 B."""
+def left_divide(X: Tensor, B: Tensor) -> Tensor:
+    """X^-1 B, for matrices (d, d) or batches of them (k, d, d).
+
+    One by one: torch's batched solve gives wrong numbers for d >= 151 on more than one thread (pytorch issue 142815).
+    """
+    if X.ndim > 2:
+        return torch.stack([left_divide(*pair) for pair in zip(X, B.expand_as(X), strict=True)])
     quotient: Tensor = torch.linalg.solve(X, B)
     return quotient
 
 
-def _right_divide(B: Tensor, X: Tensor) -> Tensor:
-    """B X^-1."""
-    quotient: Tensor = torch.linalg.solve(X, B, left=False)
-    return quotient
+def right_divide(B: Tensor, X: Tensor) -> Tensor:
+    """B X^-1, as `left_divide`."""
+    return left_divide(X.mT, B.mT).mT

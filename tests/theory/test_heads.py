@@ -202,3 +202,23 @@ def test_a_task_that_the_context_cannot_tell_from_noise_wants_no_head(mixture):
 def test_bound_is_a_number_and_has_a_loss(random_mixture):
     bound = theory.heads_lower_bound(random_mixture(0), 3)
     assert float(bound) == bound.loss > 0
+
+
+def test_wide_problems_on_several_threads(mixture):
+    """d = 200, where torch's batched solve is wrong on more than one thread: every task alone has the bound's share."""
+    d, n = 200, 7
+    generator = torch.Generator().manual_seed(0)
+    roots = torch.randn(2, d, d, generator=generator, dtype=torch.float64)
+    covariances = roots @ roots.mT / d + 0.1 * torch.eye(d, dtype=torch.float64)
+    means = torch.randn(2, d, generator=generator, dtype=torch.float64)
+    mix = mixture(means, covariances, [0.4, 0.6], 0.5)
+    alone = [theory.decoupled(mixture(means[k : k + 1], covariances[k : k + 1], [1.0], 0.5), n).loss for k in (0, 1)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bound = theory.heads_lower_bound(mix, n).loss
+        scaled, decoupled = theory.scaled_heads(mix, n).loss, theory.decoupled(mix, n).loss
+    finally:
+        torch.set_num_threads(threads)
+    assert bound == pytest.approx(0.4 * alone[0] + 0.6 * alone[1], rel=1e-12)
+    assert bound <= scaled <= decoupled
