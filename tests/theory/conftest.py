@@ -1,10 +1,9 @@
-"""Stand-ins for task sources, and the reference values."""
+"""Task mixtures, and the reference values."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Mixture:
-    means: Tensor  # (K, d)
-    covariances: Tensor  # (K, d, d)
-    weights: Tensor  # (K,)
-    noise_std: float
-    feature_cov: Tensor  # (d, d)
-    bias: bool = False
-
-    @property
-    def K(self) -> int:
-        return self.means.shape[0]
-
-    @property
-    def d(self) -> int:
-        return self.means.shape[1]
+import fastlin as fl
 
 
-def build(means: Any, covariances: Any, weights: Any, noise_std: float = 0.0, feature_cov: Any = None) -> Mixture:
-    if feature_cov is None:
-        feature_cov = torch.eye(len(means[0]))
-    means, covariances, weights, S = (
-        torch.as_tensor(x, dtype=torch.float64) for x in (means, covariances, weights, feature_cov)
-    )
-    return Mixture(means, covariances, weights, noise_std, S)
+def build(
+    means: Any, covariances: Any, weights: Any, noise_std: float = 0.0, feature_cov: Any = None, bias: bool = False
+) -> fl.TaskMixture:
+    return fl.TaskMixture(means, covariances, weights, noise_std, feature_cov, bias)
 
 
 def spd(d: int, generator: torch.Generator, floor: float = 0.2) -> Tensor:
@@ -45,11 +25,11 @@ def spd(d: int, generator: torch.Generator, floor: float = 0.2) -> Tensor:
     return root @ root.mT / d + floor * torch.eye(d, dtype=torch.float64)
 
 
-def draw(seed: int, d: int = 3, K: int = 2, noise_std: float = 0.7) -> Mixture:
+def draw(seed: int, d: int = 3, K: int = 2, noise_std: float = 0.7) -> fl.TaskMixture:
     """A mixture in which nothing commutes."""
     g = torch.Generator().manual_seed(seed)
     weights = 0.2 + torch.rand(K, generator=g, dtype=torch.float64)
-    return Mixture(
+    return fl.TaskMixture(
         torch.randn(K, d, generator=g, dtype=torch.float64),
         torch.stack([spd(d, g) * (1.0 + 2.0 * k) for k in range(K)]),
         weights / weights.sum(),
@@ -59,12 +39,12 @@ def draw(seed: int, d: int = 3, K: int = 2, noise_std: float = 0.7) -> Mixture:
 
 
 @pytest.fixture(scope="session")
-def mixture() -> Callable[..., Mixture]:
+def mixture() -> Callable[..., fl.TaskMixture]:
     return build
 
 
 @pytest.fixture(scope="session")
-def random_mixture() -> Callable[..., Mixture]:
+def random_mixture() -> Callable[..., fl.TaskMixture]:
     return draw
 
 
@@ -75,12 +55,12 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def paper() -> dict[str, Mixture]:
+def paper() -> dict[str, fl.TaskMixture]:
     """The printed experiments that have reference values, and the problem in which nothing commutes."""
     one, eye = torch.ones(10, dtype=torch.float64), torch.eye(10, dtype=torch.float64)
     star = torch.diag(torch.tensor([0.9, *(0.9**-i for i in range(1, 10))], dtype=torch.float64))
 
-    def two(first: float, second: float, covariances: list[Tensor], noise_var: float = 0.0) -> Mixture:
+    def two(first: float, second: float, covariances: list[Tensor], noise_var: float = 0.0) -> fl.TaskMixture:
         means = torch.stack([first * one, second * one])
         return build(means, torch.stack(covariances), [0.3, 0.7], noise_var**0.5)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+import fastlin as fl
 from fastlin import theory
 
 
@@ -184,8 +185,9 @@ def test_wrong_arguments_are_named(random_mixture):
     for arguments, message in cases:
         with pytest.raises(ValueError, match=message):
             theory.full_population_loss(mix, *arguments)
+    with_bias = fl.TaskMixture(mix.means, mix.covariances, mix.weights, bias=True)
     with pytest.raises(ValueError, match="bias=False"):
-        theory.full_population_loss(type(mix)(**{**vars(mix), "bias": True}), 1, p, W, v)
+        theory.full_population_loss(with_bias, 1, p, W, v)
 
 
 def prompts_for(c, W, v):

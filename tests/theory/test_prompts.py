@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastlin as fl
 from fastlin import theory
 
 CASES = ["fig2a", "fig2c", "D1_2a_sigma5", "E2_noisy", "noncommuting"]
@@ -315,8 +316,9 @@ def test_wrong_arguments_are_named(random_mixture, mixture):
         theory.population_loss(mix, 1, torch.zeros(5, 3, 3), torch.zeros(4, 2, 3))
     with pytest.raises(ValueError, match=r"^W: wants real numbers"):
         theory.population_loss(mix, 1, torch.eye(3, dtype=torch.complex64), P)
+    with_bias = fl.TaskMixture(mix.means, mix.covariances, mix.weights, bias=True)
     with pytest.raises(ValueError, match="bias=False"):
-        theory.plain(type(mix)(**{**vars(mix), "bias": True}), 1)
+        theory.plain(with_bias, 1)
     with pytest.raises(ValueError, match=r"^mix: wants a task mixture, got str without means"):
         theory.plain("mixture", 1)
     with pytest.raises(ValueError, match="invertible mean task covariance"):
