@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastlin import backends
@@ -79,6 +80,12 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
         predict: predictions (B,), or (R, B) with trials. predict_bwd: gradients of the wanted letters. loss: loss ()
         or (R,), per-task losses (K,) or (R, K), then gradients of loss for the wanted letters.
     """
+    q = given.tensors[1]
+    assert q is not None
+    if torch.is_autocast_enabled(q.device.type):
+        # Reduced precision would be silent here: a result has the precision of its inputs.
+        with torch.autocast(q.device.type, enabled=False):
+            return compute(name, given)
     call = _Call(given)
     backend = backends.load(given.options.backend)
     if name == "predict":

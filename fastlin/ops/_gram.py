@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fastlin import backends
 from fastlin.ops import validation
+from fastlin.ops._register import is_traced
 from fastlin.ops._transforms import each, tangents_of
 
 _TENSORS = ("z", "p", "task", "q")
@@ -31,7 +31,7 @@ def gram(
 ) -> Tensor:
     """Gram matrices (B, m, m) or (R, B, m, m) of validated arguments, by the path that fits the moment."""
     flat = (z, p, task, q, tasks, check_finite, backend)
-    if torch.compiler.is_compiling() or isinstance(z, FakeTensor):
+    if is_traced(z):
         result: Tensor = _gram_op(*flat)
         return result
     functorch = torch._C._are_functorch_transforms_active()
@@ -52,6 +52,9 @@ def _impl(*flat: Any) -> Tensor:
 
 
 def _compute(backend: str, z: Tensor, p: Tensor | None, task: Tensor | None, q: Tensor | None) -> Tensor:
+    if torch.is_autocast_enabled(z.device.type):
+        with torch.autocast(z.device.type, enabled=False):
+            return _compute(backend, z, p, task, q)
     serving = backends.load(backend)
     G = serving.gram(z)
     if q is not None:

@@ -45,7 +45,7 @@ def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
     options = given.options
     flat = (*given.tensors, *given.extra, *options)
     functorch = torch._C._are_functorch_transforms_active()
-    if torch.compiler.is_compiling() or isinstance(given.tensors[0], FakeTensor):
+    if is_traced(given.tensors[0]):
         # torch.func.grad cannot see through a registered op: inside it the torch operations themselves are compiled.
         checks = options.tasks < 0 or options.check_finite
         if functorch and options.backend in ("auto", "eager") and not checks:
@@ -55,6 +55,11 @@ def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
     if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors)):
         return _FUNCTIONS[name](*flat)
     return _checked_compute(name, flat)
+
+
+def is_traced(tensor: Tensor | None) -> bool:
+    """Whether there are no numbers to look at: in torch.compile, in fake tensors, on the meta device."""
+    return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or (tensor is not None and tensor.is_meta)
 
 
 def _gradients_with_value(tensors: Tensors) -> str:
@@ -146,11 +151,8 @@ def _loss_setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
 
 def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     n = len(LETTERS)
-    tensors, (y, weight), grads = (
-        ctx.saved_tensors[:n],
-        ctx.saved_tensors[n : n + 2],
-        ctx.saved_tensors[n + 2 :],
-    )
+    saved = ctx.saved_tensors
+    tensors, (y, weight), grads = saved[:n], saved[n : n + 2], saved[n + 2 :]
     if g_loss is None and g_per_task is None:
         return (None,) * len(ctx.needs_input_grad)
     all_made = set(_needed(ctx)) <= set(ctx.made)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,6 +234,8 @@ def _check_device(op: str, name: str, value: Tensor, anchor_name: str, anchor: T
 
 
 def _check_weight(op: str, weight: Any, anchor_name: str, anchor: Tensor) -> Tensor:
+    if isinstance(weight, np.ndarray):
+        weight = weight.tolist()
     if not isinstance(weight, Tensor):
         if not isinstance(weight, (list, tuple)) or not all(isinstance(w, Real) for w in weight):
             raise TypeError(f"{op}: weight is a {type(weight).__name__}; wants a torch.Tensor or a list of K numbers")

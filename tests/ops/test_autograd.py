@@ -1,9 +1,12 @@
 """First and second derivatives, forward mode and torch.func, and that the reverse mode by hand is what runs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 import fastlin as fl
 from fastlin.backends import eager
@@ -243,3 +246,51 @@ def test_vmap_of_gram(traceable, monkeypatch):
     batches = z.unflatten(0, (2, 3)), q.unflatten(0, (2, 3)), case.task.unflatten(0, (2, 3))
     found = torch.vmap(lambda z, q, task: fl.gram(z, p, task, q, see_query=True))(*batches)
     assert_close(found.flatten(0, 1), fl.reference.gram(z, p, case.task, q, see_query=True))
+
+
+@pytest.mark.parametrize("op", LOSSES)
+def test_checkpointing(op):
+    """torch.utils.checkpoint lets saved tensors be unpacked once."""
+    for names in ((), ("p", "A", "C", "h", "W", "v")):
+        case = make(op).differentiable(*names)
+        leaves = case.leaves()
+
+        def run(*tensors, case=case, leaves=leaves):
+            return case(**dict(zip(leaves, tensors, strict=True)))[0]
+
+        loss = checkpoint(run, *leaves.values(), use_reentrant=False)
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        assert_close(found, torch.autograd.grad(case(fl.reference)[0], list(leaves.values())))
+
+
+@pytest.mark.parametrize("name", ["z", "W", "task"])
+def test_inputs_changed_before_the_backward_are_refused(name):
+    case = make("prompt_loss").differentiable("W", "v")
+    loss, _ = case()
+    with torch.no_grad():
+        (case.task if name == "task" else case.inputs[name]).mul_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_nested_vmap():
+    case = make("prompt_loss")
+    W = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    z = torch.randn(2, 6, 4, 5, dtype=torch.float64)
+
+    def expected(z, W):
+        rows = [[case(fl.reference, z=a, W=b)[0] for b in row] for a, row in zip(z, W, strict=True)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    same = [case.inputs["z"]] * 2
+    assert_close(torch.vmap(torch.vmap(lambda W: case(W=W)[0]))(W), expected(same, W))
+    found = torch.vmap(lambda z, W: torch.vmap(lambda W: case(z=z, W=W)[0])(W))(z, W)
+    assert_close(found, expected(z, W))
+
+
+def test_two_python_threads():
+    cases = [make("stack_loss", seed=seed).differentiable() for seed in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(gradients, cases))
+    for case, found in zip(cases, results, strict=True):
+        assert_close(found, gradients(case, fl.reference))

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from helpers import LOSSES, assert_close, make
@@ -177,4 +178,5 @@ def test_numbers_that_are_not_floats_are_taken():
     case = make("prompt_loss", weight=(1, 2, 0.5))
     expected = case(fl.reference, weight=torch.tensor([1, 2, 0.5], dtype=DOUBLE))
     assert_close(case(), expected)
+    assert_close(case(weight=np.array([1, 2, 0.5])), expected)
     assert_close(case(scale=2)[0], case(fl.reference, scale=2.0)[0])

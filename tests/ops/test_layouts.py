@@ -119,3 +119,27 @@ def test_float32_gradients_have_their_dtype():
     for leaf, grad in zip(case.leaves().values(), gradients(case), strict=True):
         assert grad.dtype == torch.float32
         assert grad.shape == leaf.shape
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_does_not_touch_the_precision(op):
+    case = make(op, dtype=torch.float32).differentiable()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, grads = case(), gradients(case)
+        G = fl.gram(make("predict", dtype=torch.float32).inputs["z"])
+    assert_close(found, case(), 0.0)
+    assert_close(grads, gradients(case), 0.0)
+    assert_close(G, fl.gram(make("predict", dtype=torch.float32).inputs["z"]), 0.0)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_meta_tensors(op):
+    """Shapes without numbers, as for planning memory."""
+    case = make(op, R=2)
+    expected = case()
+    inputs = {name: t.to("meta") for name, t in case.inputs.items()}
+    other = type(case)(case.op, inputs, case.y.to("meta"), case.task.to("meta"), case.options)
+    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (other(), expected)), strict=True):
+        assert a.is_meta
+        assert a.shape == b.shape
+    assert fl.gram(make("predict").inputs["z"].to("meta")).shape == (6, 5, 5)
