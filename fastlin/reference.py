@@ -20,7 +20,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fastlin import validation
+
 Result = TypeVar("Result")
+
+_MODEL_OPTIONS = ("scale", "see_query", "first_skip", "residual", "weight")
 
 __all__ = [
     "gram",
@@ -35,24 +39,36 @@ __all__ = [
 ]
 
 
-def _takes_op_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let an oracle be called with every option of its op: `backend`, which is this one, and `check_finite`."""
-    signature = inspect.signature(function)
+def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Let an oracle take every option of its op, `backend` (this one) included, and refuse what the op refuses."""
+    op, signature = function.__name__, inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, backend: str = "reference", check_finite: bool = False, **options: Any) -> Result:
         if backend not in ("auto", "reference"):
-            raise ValueError(f"reference.{function.__name__}: backend is {backend!r}; wants 'auto' or 'reference'")
-        if check_finite:
-            for name, value in signature.bind(*args, **options).arguments.items():
-                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
-                    raise ValueError(f"reference.{function.__name__}: {name} holds values that are not finite")
+            raise ValueError(f"reference.{op}: backend is {backend!r}; wants 'auto' or 'reference'")
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        data: dict[str, Any] = {name: given[name] for name in ("z", "G", "q", "y", "task") if name in given}
+        parameters: dict[str, Any] = {name: given[name] for name in ("p", "A", "C", "W", "v", "h") if name in given}
+        common: dict[str, Any] = {"backend": backend, "check_finite": check_finite}
+        if op == "gram":
+            tasks = validation.gram_arguments(**given, **common)
+        else:
+            model = {name: given[name] for name in _MODEL_OPTIONS if name in given}
+            tasks = validation.arguments(op, data, parameters, **model, **common)[0].tasks
+        validation.values(op, tasks, check_finite, {**data, **parameters, "weight": _as_tensor(given.get("weight"))})
         return function(*args, **options)
 
     return call
 
 
-@_takes_op_options
+def _as_tensor(weight: Any) -> Tensor | None:
+    return None if weight is None else torch.as_tensor(weight)
+
+
+@_validated
 def predict(
     z: Tensor,
     q: Tensor,
@@ -92,7 +108,7 @@ def _layer(
     return attended[:, -1, 0]
 
 
-@_takes_op_options
+@_validated
 def stack_predict(
     z: Tensor,
     q: Tensor,
@@ -152,7 +168,7 @@ def _stack(
     return (Z[:, -1] * _of_task(h, task, q.shape[0])).sum(-1)
 
 
-@_takes_op_options
+@_validated
 def prompt_loss(
     z: Tensor,
     q: Tensor,
@@ -171,7 +187,7 @@ def prompt_loss(
     return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
 
 
-@_takes_op_options
+@_validated
 def stack_loss(
     z: Tensor,
     q: Tensor,
@@ -195,7 +211,7 @@ def stack_loss(
     return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
 
 
-@_takes_op_options
+@_validated
 def gram_loss(
     G: Tensor,
     q: Tensor,
@@ -224,7 +240,7 @@ def gram_loss(
     return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
 
 
-@_takes_op_options
+@_validated
 def gram_stack_loss(
     G: Tensor,
     q: Tensor,
@@ -258,7 +274,6 @@ def gram_stack_loss(
     return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
 
 
-@_takes_op_options
 def sampled_loss(
     mix: Any,
     n: int,
@@ -279,7 +294,6 @@ def sampled_loss(
     return loss, _for_every_task(per_task, mix.K)
 
 
-@_takes_op_options
 def sampled_stack_loss(
     mix: Any,
     n: int,
@@ -301,7 +315,7 @@ def sampled_stack_loss(
     return loss, _for_every_task(per_task, mix.K)
 
 
-@_takes_op_options
+@_validated
 def gram(
     z: Tensor,
     p: Tensor | None = None,

@@ -1,5 +1,7 @@
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -127,3 +129,15 @@ def test_theory_at_wrong_lengths(capsys, text, reason):
         cli.main(["theory", "2a", f"--n={text}"])
     assert stop.value.code == 2
     assert f"argument --n: {text!r} is not a list like 1,2,5: {reason}" in capsys.readouterr().err
+
+
+def test_as_a_module_and_into_a_closed_pipe():
+    shown = subprocess.run(
+        f"{sys.executable} -m fastlin theory 2c --json | head -c 10",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == '{\n "name":'
+    assert shown.stderr == ""

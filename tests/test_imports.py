@@ -14,14 +14,16 @@ ALLOWED = {
     "_version": set(),
     "_extension": {"_version"},
     "backends": {"_extension", "_version"},
-    "reference": set(),
-    "ops": {"backends", "reference"},
+    "validation": {"backends"},
+    "reference": {"validation"},
+    "ops": {"backends", "reference", "validation"},
     "_info": {"_extension", "_version", "backends"},
     "data": {"_extension"},
     "theory": set(),
     "_files": set(),
     "plots": {"_files"},
     "experiments": {"_files", "_info", "data", "ops", "theory"},
+    "__main__": {"cli"},
     "cli": {"_info", "_version", "experiments", "plots"},
 }
 

@@ -55,7 +55,7 @@ class Setting:
 
     def mixture(self) -> TaskMixture:
         """The setting's task source."""
-        means = torch.tensor(self.means)[:, None] * torch.ones(self.d)
+        means = [[mean] * self.d for mean in self.means]
         return TaskMixture(means, torch.eye(self.d).expand(len(self.means), -1, -1), self.weights)
 
 

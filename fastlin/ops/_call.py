@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin import backends
+from fastlin import backends, validation
 from fastlin.backends.problem import (
     Gradients,
     Options,
@@ -22,7 +22,6 @@ from fastlin.backends.problem import (
     lift,
     split_last_layer,
 )
-from fastlin.ops import validation
 
 LETTERS = ("x", "q", "task", "p", "A", "C", "W", "v", "h")
 """The tensors that every op takes, in order. x is z or G; a layer lacks A, C, h, and a stack lacks W, v."""

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin import backends
-from fastlin.ops import validation
-from fastlin.ops._register import is_traced
-from fastlin.ops._transforms import each, tangents_of
+from fastlin import backends, validation
+from fastlin.ops._transforms import Path, assert_tasks, each, path
 
 _TENSORS = ("z", "p", "task", "q")
 
@@ -31,13 +29,16 @@ def gram(
 ) -> Tensor:
     """Gram matrices (B, m, m) or (R, B, m, m) of validated arguments, by the path that fits the moment."""
     flat = (z, p, task, q, tasks, check_finite, backend)
-    if is_traced(z):
+    way = path((z, p, q), backend, check_finite)
+    if way is Path.REGISTERED:
         result: Tensor = _gram_op(*flat)
         return result
-    functorch = torch._C._are_functorch_transforms_active()
-    if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (z, p, q))):
+    if way is Path.FUNCTION:
         return _apply(*flat)
-    return _impl(*flat)
+    if way is Path.TRACED_TORCH:
+        assert_tasks("gram", task, tasks)
+        return _compute("eager", z, p, task, q)
+    return _impl(*flat[:-1], backend if way is Path.DIRECT else "eager")
 
 
 def _resolved(flat: Sequence[Any]) -> str:
@@ -80,7 +81,6 @@ def _fake(z: Tensor, p: Tensor | None, *_: Any) -> Tensor:
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:4])
-    ctx.save_for_forward(*inputs[:4])
 
 
 def _backward(ctx: Any, dG: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,10 +121,6 @@ class _Gram(torch.autograd.Function):
     setup_context = staticmethod(_setup)
     backward = staticmethod(_backward)
     vmap = staticmethod(partial(_vmap, may_nest=True))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return tangents_of(lambda *tensors: [_compute("eager", *tensors)], ctx.saved_tensors, tangents)[0]
 
 
 _apply: Callable[..., Tensor] = _Gram.apply

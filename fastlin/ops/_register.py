@@ -1,8 +1,8 @@
 """The ops as torch sees them: schema, fake kernels, autograd and vmap, written once for all backends.
 
 Losses and predictions are one op each, `fastlin::loss` and `fastlin::predict`, with `fastlin::predict_bwd` for their
-reverse mode (arguments: `_call`). A plain call goes through an `autograd.Function`, which costs 8 us against 30 us
-for a registered op with autograd, and which torch.func can transform; torch.compile sees the registered op. Both
+reverse mode (arguments: `_call`). A plain call goes through an `autograd.Function`, which is lighter than a registered
+op with autograd, and which torch.func can transform; torch.compile sees the registered op (`_transforms.Path`). Both
 share one computation, one backward, one vmap.
 
 A loss returns its parameters' gradients with its value, and the backward multiplies them by what comes from above.
@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fastlin.backends import eager
 from fastlin.backends.problem import Options
 from fastlin.ops import _call
 from fastlin.ops._call import LETTERS, Arguments, Tensors
-from fastlin.ops._transforms import batched, tangents_of
+from fastlin.ops._transforms import Path, assert_tasks, batched, path
 
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
@@ -44,22 +43,17 @@ def predict(tensors: Tensors, options: Options) -> Tensor:
 def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
     options = given.options
     flat = (*given.tensors, *given.extra, *options)
-    functorch = torch._C._are_functorch_transforms_active()
-    if is_traced(given.tensors[0]):
-        # torch.func.grad cannot see through a registered op: inside it the torch operations themselves are compiled.
-        checks = options.tasks < 0 or options.check_finite
-        if functorch and options.backend in ("auto", "eager") and not checks:
-            return _call.compute(name, given._replace(options=options._replace(backend="eager")))
+    way = path(given.tensors, options.backend, options.tasks < 0 or options.check_finite)
+    if way is Path.REGISTERED:
         results = _OPS[name](*flat)
         return (results,) if isinstance(results, Tensor) else results
-    if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors)):
+    if way is Path.FUNCTION:
         return _FUNCTIONS[name](*flat)
-    return _checked_compute(name, flat)
-
-
-def is_traced(tensor: Tensor | None) -> bool:
-    """Whether there are no numbers to look at: in torch.compile, in fake tensors, on the meta device."""
-    return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or (tensor is not None and tensor.is_meta)
+    in_torch = given._replace(options=options._replace(backend="eager"))
+    if way is Path.TRACED_TORCH:
+        assert_tasks(options.op, given.tensors[2], options.tasks)
+        return _call.compute(name, in_torch)
+    return _call.compute(name, _call.checked(given if way is Path.DIRECT else in_torch))
 
 
 def _gradients_with_value(tensors: Tensors) -> str:
@@ -129,7 +123,6 @@ def _loss_fake(*flat: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
 def _predict_setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
     given = _call.parse("predict", inputs)
     ctx.save_for_backward(*given.tensors)
-    ctx.save_for_forward(*given.tensors)
     ctx.options = given.options
 
 
@@ -145,7 +138,6 @@ def _loss_setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
     ctx.mark_non_differentiable(*grads)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*given.tensors, *given.extra[:2], *grads)
-    ctx.save_for_forward(*given.tensors, *given.extra[:2])
     ctx.made, ctx.options = given.wants, given.options
 
 
@@ -188,30 +180,11 @@ def _in_order(ctx: Any, letters: str, grads: Sequence[Tensor]) -> tuple[Tensor |
     return tuple(made.get(letter) for letter in LETTERS) + (None,) * others
 
 
-def _forward_mode(name: str, ctx: Any, tangents: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tangents of the results, by torch's forward mode through the torch operations of eager."""
-    n = len(LETTERS)
-    options = ctx.options._replace(backend="eager", tasks=ctx.tasks)
-
-    def values(*flat: Tensor | None) -> list[Tensor]:
-        extra = (*flat[n:], "") if name == "loss" else ()
-        return _call.compute(name, Arguments(flat[:n], extra, options))
-
-    return tangents_of(values, ctx.saved_tensors, tangents)
-
-
 class _Predict(torch.autograd.Function):
     forward = staticmethod(_predict_impl)
     backward = staticmethod(_predict_backward)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        _predict_setup(ctx, inputs, output)
-        ctx.tasks = ctx.options.tasks
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _forward_mode("predict", ctx, tangents)[0]
+    setup_context = staticmethod(_predict_setup)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
@@ -225,14 +198,7 @@ class _Loss(torch.autograd.Function):
 
     backward = staticmethod(_loss_backward)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        _loss_setup(ctx, inputs, output)
-        ctx.tasks = output[1].shape[-1]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        return *_forward_mode("loss", ctx, tangents), *(None,) * len(ctx.made)
+    setup_context = staticmethod(_loss_setup)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""How the ops behave under torch.vmap and in forward mode.
+"""Which way a call takes through torch, and how the ops behave under torch.vmap.
 
 A batch of parameters is a batch of trials, which every backend serves in one call. Any other batch is served by
 vmapping the torch operations of a traceable backend, and by one call for each entry where the backend is compiled or
@@ -8,15 +8,54 @@ where torch cannot vmap again: inside the vmap rule of a registered op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 from fastlin import backends
 from fastlin.backends.problem import drop, lift
 from fastlin.ops import _call
 from fastlin.ops._call import LETTERS, PARAMETERS, Arguments
+
+
+class Path(Enum):
+    """The way of a call: what torch is doing at the moment decides."""
+
+    REGISTERED = "the registered op: torch.compile, fake tensors and the meta device have no numbers to look at"
+    TRACED_TORCH = "eager's torch operations, compiled: torch.func inside torch.compile cannot see through the op"
+    TORCH = "eager's torch operations: forward mode differentiates them any number of times"
+    FUNCTION = "the autograd.Function: something is differentiated or vmapped"
+    DIRECT = "the backend itself"
+
+
+def path(tensors: Sequence[Tensor | None], backend: str, has_checks: bool) -> Path:
+    """The way of a call on these tensors; `has_checks` when numbers must be looked at beyond the task indices."""
+    functorch = torch._C._are_functorch_transforms_active()
+    first = tensors[0]
+    if torch.compiler.is_compiling() or isinstance(first, FakeTensor) or (first is not None and first.is_meta):
+        in_torch = functorch and backend in ("auto", "eager") and not has_checks
+        return Path.TRACED_TORCH if in_torch else Path.REGISTERED
+    if forward_ad._current_level >= 0 or (functorch and _in_forward_mode()):
+        return Path.TORCH
+    if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
+        return Path.FUNCTION
+    return Path.DIRECT
+
+
+def _in_forward_mode() -> bool:
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Jvp for level in stack)
+
+
+def assert_tasks(op: str, task: Tensor | None, tasks: int) -> None:
+    """Check task indices where the numbers come later: at run time of compiled code."""
+    if task is not None and tasks >= 0:
+        valid = ((task >= 0) & (task < tasks)).all()
+        torch._assert_async(valid, f"{op}: task holds an index outside 0 <= task < K = {tasks}")
 
 
 def batched(
@@ -78,21 +117,6 @@ def each(
         return list(torch.vmap(compute, tuple(0 if b else None for b in is_batched))(*moved))
     rows = [call(*(arg[i] if b else arg for arg, b in zip(moved, is_batched, strict=True))) for i in range(copies)]
     return [torch.stack(results) for results in zip(*rows, strict=True)]
-
-
-def tangents_of(
-    values: Callable[..., list[Tensor]], saved: Sequence[Tensor | None], tangents: Sequence[Any]
-) -> tuple[Tensor, ...]:
-    """Tangents of the results of `values(*saved)`, by torch's forward mode; tangents that are not tensors are zero."""
-    moving = [i for i, tangent in enumerate(tangents) if isinstance(tangent, Tensor)]
-
-    def of_moving(*primals: Tensor) -> tuple[Tensor, ...]:
-        replaced = dict(zip(moving, primals, strict=True))
-        return tuple(values(*(replaced.get(i, tensor) for i, tensor in enumerate(saved))))
-
-    primals, directions = tuple(saved[i] for i in moving), tuple(tangents[i] for i in moving)
-    results: tuple[Tensor, ...] = torch.func.jvp(of_moving, primals, directions)[1]
-    return results
 
 
 def _as_trials(

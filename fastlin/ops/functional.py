@@ -24,8 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fastlin import reference
-from fastlin.ops import _gram, _register, validation
+from fastlin import reference, validation
+from fastlin.ops import _gram, _register
 
 Weight = Tensor | Sequence[float] | None
 

@@ -6,13 +6,13 @@ tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A source 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from fastlin import reference
-from fastlin.ops import _register, validation
+from fastlin import reference, validation
+from fastlin.ops import _register
 from fastlin.ops.functional import Weight, in_order
 
 
@@ -145,7 +145,7 @@ def _loss(
     )
     like = next(t for name, t in parameters.items() if name in "WA")
     if backend == "reference":
-        literal = reference.sampled_loss if op == "sampled_loss" else reference.sampled_stack_loss
+        literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
     if hasattr(mix, "sample_gram"):
         G, q, y, task = mix.sample_gram(batch, n, **place, dtype=like.dtype, device=like.device)

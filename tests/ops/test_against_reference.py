@@ -55,14 +55,54 @@ def test_stacks(op, form, L, first_skip):
         check(make(op, **FORMS[form], L=L, scale=0.7, **options))
 
 
+@pytest.mark.parametrize("see_query", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_predictions(form, see_query):
+    check(make("predict", **FORMS[form], scale=0.7, see_query=see_query))
+
+
+@pytest.mark.parametrize("first_skip", [None, True, False])
 @pytest.mark.parametrize("L", [1, 2, 3])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("op", PREDICTIONS)
-def test_predictions(op, form, L):
-    if op == "predict" and L > 1:
-        return
+def test_stack_predictions(form, L, first_skip):
     for see_query in (False, True):
-        check(make(op, **FORMS[form], L=L, scale=0.7, see_query=see_query))
+        options = {"see_query": see_query, "residual": 1.7, "first_skip": first_skip}
+        check(make("stack_predict", **FORMS[form], L=L, scale=0.7, **options))
+
+
+@pytest.mark.parametrize("op", [*LOSSES, *PREDICTIONS])
+def test_every_option_reaches_the_named_reference(op):
+    options = {"scale": 0.3, "see_query": True}
+    options |= {"first_skip": False, "residual": 1.7} if "stack" in op else {}
+    options |= {"weight": [0.2, 0.5, 0.3]} if op in LOSSES else {}
+    case = make(op, **options)
+    assert_close(case(backend="reference"), case(fl.reference), 0.0)
+    for name in options:
+        other = {key: value for key, value in options.items() if key != name}
+        assert not torch.equal(_first(make(op, **other)(fl.reference)), _first(case(fl.reference))), name
+
+
+def _first(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize("B", [100_000, 1_000_000])
+@pytest.mark.parametrize("weight", [None, [0.5, 0.5]])
+def test_huge_batches_in_float32(B, weight):
+    """Sums over a million sequences of one task, against float64: blocks of 1024 added one by one, then pairwise.
+
+    Each of the 1024 + log2(B / 1024) additions rounds by at most 2^-24 of the sum of absolute values.
+    """
+    case = make("prompt_loss", B=B, n=0, m=2, K=2, t=1, dtype=torch.float32, weight=weight).differentiable(
+        "p", "W", "v"
+    )
+    exact = case.to(DOUBLE).differentiable("p", "W", "v")
+    bound = (1024 + 10 + 30) * 2.0**-24
+    for found, expected in zip(case(), exact(), strict=True):
+        assert ((found.double() - expected).abs() <= bound * expected.abs()).all()
+    found, expected = gradients(case), gradients(exact)
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b).abs().max() <= bound * 3 * b.abs().max()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(f"{k}{v}" for k, v in shape.items()))
@@ -90,6 +130,8 @@ def test_gram(form, task, t):
     case = make("predict", **FORMS[form], K=3 if task else None, t=t).differentiable()
     z, q, p = (case.inputs[name] for name in "zqp")
     for see_query in (False, True):
+        named = fl.gram(z, p, case.task, q, see_query=see_query, backend="reference")
+        assert_close(named, fl.reference.gram(z, p, case.task, q, see_query=see_query), 0.0)
         found, expected = (module.gram(z, p, case.task, q, see_query=see_query) for module in (fl, fl.reference))
         assert_close(found, expected)
         leaves = [z, q] if p is None else [z, q, p]

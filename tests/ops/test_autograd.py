@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import fastlin as fl
@@ -294,3 +294,55 @@ def test_two_python_threads():
         results = list(pool.map(gradients, cases))
     for case, found in zip(cases, results, strict=True):
         assert_close(found, gradients(case, fl.reference))
+
+
+def forward_results(case, module):
+    """Tangents, Jacobians and second Jacobians in the first parameter, all by forward mode."""
+    name = next(name for name in case.inputs if name in "WA")
+    x = case.inputs[name]
+
+    def function(x):
+        result = case(module, **{name: x})
+        return result[0] if isinstance(result, tuple) else result
+
+    direction = torch.ones_like(x)
+    results = [torch.func.jvp(function, (x,), (direction,))[1], torch.func.jacfwd(function)(x)]
+    results.append(torch.func.jacfwd(torch.func.jacfwd(function))(x))
+    with forward_ad.dual_level():
+        for leaf in (x, x.clone().requires_grad_()):
+            dual = function(forward_ad.make_dual(leaf, direction))
+            results.append(forward_ad.unpack_dual(dual).tangent.detach())
+    return results
+
+
+@pytest.mark.parametrize("traceable", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_forward_mode_against_the_reference(op, traceable, monkeypatch):
+    """Also over itself, where an autograd.Function would give a silent zero, and whatever the backend is made of."""
+    monkeypatch.setattr(eager, "traceable", traceable)
+    for form in ({}, {"shared_head": True, "t": None}):
+        case = make(op, **{**SMALL, **form})
+        assert_close(forward_results(case, fl), forward_results(case, fl.reference))
+
+
+def test_forward_mode_of_gram():
+    case = make("predict", **SMALL)
+    z = case.inputs["z"]
+    for transform in (torch.func.jacfwd, lambda f: torch.func.jacfwd(torch.func.jacfwd(f))):
+        assert_close(transform(fl.gram)(z), transform(fl.reference.gram)(z))
+
+
+def test_second_derivatives_without_known_tasks():
+    case = make("prompt_loss", **{**SMALL, "t": None, "shared_head": True})
+    values, function = parameters_of(case)
+    W, v = values[1:]
+    found, expected = (
+        torch.func.hessian(lambda W, f=f: f(None, W, v)[0])(W) for f in (function, parameters_of(case, fl.reference)[1])
+    )
+    assert_close(found, expected)
+    results = []
+    for f in (function, parameters_of(case, fl.reference)[1]):
+        leaf = W.clone().requires_grad_()
+        (dW,) = torch.autograd.grad(f(None, leaf, v)[0], leaf, create_graph=True)
+        results.append(torch.autograd.grad(dW.square().sum(), leaf)[0])
+    assert_close(*results)

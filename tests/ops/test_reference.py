@@ -120,5 +120,25 @@ def test_options_of_the_ops_are_taken():
         case(fl.reference, backend="eager")
     broken = case.inputs["W"].clone()
     broken[0, 0] = math.nan
-    with pytest.raises(ValueError, match=r"reference\.prompt_loss: W holds values that are not finite"):
+    with pytest.raises(ValueError, match=r"prompt_loss: W holds 1 values that are not finite"):
         case(fl.reference, W=broken, check_finite=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "form", "change", "message"),
+    [
+        ("prompt_loss", {}, {"task": torch.full((6,), -1)}, "prompt_loss: task holds the index -1"),
+        ("prompt_loss", {}, {"y": torch.zeros(1, dtype=DOUBLE)}, r"prompt_loss: y has shape \(1,\); wants \(B,\)"),
+        ("prompt_loss", {}, {"v": torch.zeros(2, 5, dtype=DOUBLE)}, r"prompt_loss: v has shape \(2, 5\)"),
+        ("stack_loss", {}, {"C": torch.zeros(3, 5, 5, dtype=DOUBLE)}, r"stack_loss: C has shape \(3, 5, 5\)"),
+        ("stack_predict", {"R": 2}, {"p": torch.zeros(3, 3, 2, 5, dtype=DOUBLE)}, "stack_predict: p has shape"),
+        ("gram_loss", {}, {"weight": [1.0]}, r"gram_loss: weight has shape \(1,\); wants \(K,\)"),
+        ("predict", {"K": 6}, {"task": None}, "predict: task is None, which is one task, but p has K = 6"),
+    ],
+)
+def test_wrong_calls_are_refused(op, form, change, message):
+    case = make(op, **form)
+    fields = {name: change[name] for name in ("y", "task") if name in change}
+    case = type(case)(**{**vars(case), **fields})
+    with pytest.raises(ValueError, match=f"^{message}"):
+        case(fl.reference, **{name: value for name, value in change.items() if name not in fields})

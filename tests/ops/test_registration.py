@@ -123,15 +123,47 @@ def test_compile_dynamic_batch(compiler):
 
 
 def test_compile_of_torch_func(compiler):
-    case = make("prompt_loss")
+    case = make("prompt_loss", scale=0.3)
 
     def gradient(W):
         return torch.func.grad(lambda W: case(W=W)[0])(W)
 
     W = case.inputs["W"]
-    assert_close(compiler(gradient)(W), gradient(W), 0.0)
+    assert_close(compiler(gradient)(W), torch.func.grad(lambda W: case(fl.reference, W=W)[0])(W))
     batch = torch.stack([W, 2 * W])
     assert_close(compiler(torch.vmap(gradient))(batch), torch.vmap(gradient)(batch), 1e-14)
+    z = case.inputs["z"]
+    assert_close(compiler(torch.func.grad(lambda z: fl.gram(z).square().sum()))(z), 4 * z @ fl.gram(z), 1e-13)
+    assert_close(compiler(torch.vmap(lambda z: fl.gram(z[None])))(z)[:, 0], fl.gram(z), 1e-13)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_compiled_torch_func_checks_tasks(compiler, wrong):
+    case = make("prompt_loss")
+
+    def gradient(W, task):
+        return torch.func.grad(lambda W: fl.prompt_loss(*_data(case), task, case.inputs["p"], W, case.inputs["v"])[0])(
+            W
+        )
+
+    function = compiler(gradient)
+    assert_close(function(case.inputs["W"], case.task), gradient(case.inputs["W"], case.task), 1e-14)
+    with pytest.raises(RuntimeError, match=r"prompt_loss: task holds an index outside 0 <= task < K = 3"):
+        function(case.inputs["W"], torch.full_like(case.task, wrong))
+
+
+def test_compile_with_changing_numbers(compiler):
+    """Sizes and options that vary from call to call, the scale among them: FF's is 1/(n + 1)."""
+
+    def call(z, q, y, task, p, W, v, residual):
+        return fl.prompt_loss(z, q, y, task, p, W, v, scale=residual / (z.shape[1] + 1))
+
+    function = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n, residual in ((3, 1.0), (4, 0.5), (7, 0.25), (0, 2.0)):
+        case = make("prompt_loss", n=n, B=n + 2)
+        z, q, *parameters = case.inputs.values()
+        arguments = (z, q, case.y, case.task, *parameters, residual)
+        assert_close(function(*arguments), call(*arguments), 0.0)
 
 
 def test_errors_reach_the_caller_of_compiled_code(compiler):

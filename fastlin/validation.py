@@ -6,7 +6,7 @@ where the numbers are.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -32,6 +32,7 @@ _FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 _DATA_FORMS = {"z": "B n m", "G": "B m m", "q": "B m", "y": "B", "task": "B", "weight": "K"}
 _MAY_BE_ZERO = "Bnt"
+_LARGEST = sys.float_info.max
 
 
 class _Sizes:
@@ -122,7 +123,7 @@ def arguments(
         else:
             _check_like(op, name, tensor, anchor_name, anchor)
         sizes.match(name, tensor, [_DATA_FORMS[name]])
-    if "y" in data and data["y"].requires_grad:
+    if "y" in data and data["y"].requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{op}: y requires grad; wants y.detach(): the loss is not differentiated in its targets")
 
     present = {name: tensor for name, tensor in parameters.items() if tensor is not None or name != "p"}
@@ -237,11 +238,15 @@ def _check_weight(op: str, weight: Any, anchor_name: str, anchor: Tensor) -> Ten
     if isinstance(weight, np.ndarray):
         weight = weight.tolist()
     if not isinstance(weight, Tensor):
-        if not isinstance(weight, (list, tuple)) or not all(isinstance(w, Real) for w in weight):
-            raise TypeError(f"{op}: weight is a {type(weight).__name__}; wants a torch.Tensor or a list of K numbers")
+        wants = "wants a torch.Tensor or a list of K numbers"
+        if not isinstance(weight, (list, tuple)):
+            raise TypeError(f"{op}: weight is a {type(weight).__name__}; {wants}")
+        for i, entry in enumerate(weight):
+            if not isinstance(entry, Real):
+                raise TypeError(f"{op}: weight[{i}] is {entry!r}, a {type(entry).__name__}; {wants}")
         return torch.tensor([float(w) for w in weight], dtype=anchor.dtype, device=anchor.device)
     _check_like(op, "weight", weight, anchor_name, anchor)
-    if weight.requires_grad:
+    if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{op}: weight requires grad; wants weight.detach(): the loss is not differentiated in it")
     return weight
 
@@ -249,10 +254,12 @@ def _check_weight(op: str, weight: Any, anchor_name: str, anchor: Tensor) -> Ten
 def _check_options(
     op: str, scale: Any, see_query: Any, backend: Any, check_finite: Any, first_skip: Any, residual: Any
 ) -> Options:
-    for name, number in (("scale", scale), ("residual", residual)):
-        if not isinstance(number, Real) or isinstance(number, bool):
+    numbers: dict[str, Any] = {"scale": scale, "residual": residual}
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Real):
             raise TypeError(f"{op}: {name} is {number!r}, a {type(number).__name__}; wants a real number")
-        if not math.isfinite(number):
+        # Comparisons, unlike math.isfinite, can be traced with a symbolic number.
+        if number < -_LARGEST or not number <= _LARGEST:
             raise ValueError(f"{op}: {name} is {number!r}; wants a finite number")
     for name, flag in (("see_query", see_query), ("check_finite", check_finite)):
         if not isinstance(flag, bool):

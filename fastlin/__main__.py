@@ -1,0 +1,7 @@
+"""`python -m fastlin` is the `fastlin` command."""
+
+import sys
+
+from fastlin.cli import main
+
+sys.exit(main())
