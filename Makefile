@@ -4,8 +4,8 @@ INSTALLED := .venv/.installed
 CONSTRAINTS := $(abspath constraints.txt)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-# Threads that wait for each other sleep. Spinning, the training of `reproduce` fell from 44 steps/s to 2 when another
-# process held one of two cores; sleeping it makes 20.
+# Threads that wait for each other sleep. Spinning, the training of `reproduce` makes 44 steps/s on two idle cores and 2
+# when another process holds one of them; sleeping it makes 28 and 20.
 export OMP_WAIT_POLICY := passive
 
 .PHONY: reproduce test lint format clean

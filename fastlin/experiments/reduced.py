@@ -48,7 +48,7 @@ class Setting:
     weights: tuple[float, ...] = (0.3, 0.7)
     d: int = 10
     n: int = 10
-    steps: int = 1200
+    steps: int = 900
     batch: int = 4096
     peak_lr: float = 0.05
     seed: int = 0
