@@ -91,6 +91,7 @@ def _fill(
     compiled = _extension.extension()
     if compiled is None:
         return torch.from_numpy(oracle(rows, columns, **at, dtype=name))
-    out = torch.empty(rows, columns, dtype=dtype)
-    getattr(compiled, kernel)(out.data_ptr(), rows, columns, name, **at)
-    return out
+    # A buffer of numpy's: inside torch.func a tensor of torch's own may be a wrapper without memory.
+    out = np.empty((rows, columns), dtype=name)
+    getattr(compiled, kernel)(out.ctypes.data, rows, columns, name, **at)
+    return torch.from_numpy(out)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from fastlin import reference, validation
 from fastlin.ops import _register
@@ -147,11 +148,18 @@ def _loss(
     if backend == "reference":
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
-    if hasattr(mix, "sample_gram"):
-        G, q, y, task = mix.sample_gram(batch, n, **place, dtype=like.dtype, device=like.device)
-        data = {"G": G, "q": q, "task": task}
-    else:
-        z, q, y, task = mix.sample(batch, n, **place, dtype=like.dtype, device=like.device)
-        data = {"z": z, "q": q, "task": task}
-        options = options._replace(op=op.replace("sampled_loss", "prompt_loss").replace("sampled_stack", "stack"))
-    return _register.loss(in_order(data, parameters), y, weight, options)
+    x, q, y, task = _untraced_draw(mix, batch, n, **place, dtype=like.dtype, device=like.device)
+    name = "G" if hasattr(mix, "sample_gram") else "z"
+    if name == "z":
+        options = options._replace(op="prompt_loss" if op == "sampled_loss" else "stack_loss")
+    return _register.loss(in_order({name: x, "q": q, "task": task}, parameters), y, weight, options)
+
+
+def _draw(mix: Any, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = getattr(mix, "sample_gram", mix.sample)
+    return draw(batch, n, **place)
+
+
+# Sampling is not for tracing: torch.compile breaks the graph around it. This form of torch.compiler.disable does not
+# import the compiler before the first call, which would double the time of `import fastlin`.
+_untraced_draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _disable_dynamo(_draw)

@@ -110,3 +110,18 @@ def test_wrong_calls(change, error, message):
     fl.sampled_loss(**arguments)
     with pytest.raises(error, match=re.escape(message)):
         fl.sampled_loss(**{**arguments, **change})
+
+
+def test_transforms():
+    """torch.func works through sampling, and torch.compile breaks the graph around it."""
+    p, W, v = (t.detach() for t in parameters("sampled_loss", 2))
+
+    def function(W, module=fl):
+        return module.sampled_loss(MIX, 4, 20, p, W, v, seed=1, step=2)[0]
+
+    expected = torch.func.grad(lambda W: function(W, fl.reference))(W)
+    assert_close(torch.func.grad(function)(W), expected)
+    batch = torch.stack([W, 2 * W])
+    assert_close(torch.vmap(function)(batch), torch.stack([function(w, fl.reference) for w in batch]))
+    torch._dynamo.reset()
+    assert_close(torch.compile(function, backend="aot_eager")(W), function(W), 0.0)
