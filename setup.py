@@ -39,7 +39,9 @@ def compiled_kernels() -> Extension:
         depends=sorted(glob("csrc/**/*.h", recursive=True)),
         include_dirs=["csrc"],
         define_macros=[("FASTLIN_VERSION", f'"{VERSION}"'), ("FASTLIN_FLAGS", f'"{" ".join(flags)}"')],
-        extra_compile_args=flags,
+        # The threads are torch's: its libgomp has the plain name, so that the loader takes the copy that is there.
+        extra_compile_args=[*flags, "-fopenmp"],
+        extra_link_args=["-fopenmp"],
         cxx_std=17,
     )
 

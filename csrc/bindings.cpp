@@ -7,7 +7,10 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/philox.h"
 #include "kernels.h"
@@ -80,6 +83,121 @@ void define_fill(py::module_& m, const char* name, const char* doc, Single singl
       py::arg("step"), py::arg("stream"), py::arg("offset"), py::arg("block"));
 }
 
+// The one of that name, or the best for an empty name.
+const InstructionSet& instruction_set(const std::string& name) {
+  for (const InstructionSet* set : instruction_sets()) {
+    if ((name.empty() || name == set->name) && set->runs_here()) return *set;
+  }
+  throw py::value_error("instruction_set: got '" + name + "', which does not run here");
+}
+
+template <class T>
+const Kernels<T>& kernels_of(const InstructionSet& set) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return set.single;
+  } else {
+    return set.dbl;
+  }
+}
+
+// Whether Python has a signal to handle, Ctrl-C above all.
+bool signalled(void*) {
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Runs a kernel without the GIL; an interrupt becomes the exception that its handler has raised.
+template <class Kernel>
+void run(Kernel kernel) {
+  bool done;
+  {
+    py::gil_scoped_release release;
+    done = kernel(Interrupt{&signalled, nullptr});
+  }
+  if (!done) throw py::error_already_set();
+}
+
+using Addresses = std::vector<std::uintptr_t>;
+
+template <class T>
+T* at(const Addresses& addresses, std::size_t i) {
+  return reinterpret_cast<T*>(addresses.at(i));
+}
+
+template <class T>
+std::string attention(const InstructionSet& set, int threads, const std::array<std::int64_t, 8>& sizes,
+                      const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
+                      const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results) {
+  const auto [B, n, m, K, t, R, H, layers] = sizes;
+  Problem<T> P{};
+  P.B = B, P.n = n, P.m = m, P.K = K, P.t = t, P.R = R, P.H = H, P.layers = layers;
+  P.x = at<const T>(inputs, 0), P.x_batch = strides[0], P.x_row = strides[1];
+  P.q = at<const T>(inputs, 1), P.q_batch = strides[2];
+  P.task = at<const std::int64_t>(inputs, 2);
+  P.p = at<const T>(inputs, 3), P.A = at<const T>(inputs, 4), P.C = at<const T>(inputs, 5);
+  P.W = at<const T>(inputs, 6), P.v = at<const T>(inputs, 7), P.h = at<const T>(inputs, 8);
+  P.y = at<const T>(inputs, 9), P.weight = at<const T>(inputs, 10), P.gy = at<const T>(inputs, 11);
+  P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
+  P.is_gram = flags[0], P.see_query = flags[1];
+  Results<T> out{};
+  out.yhat = at<T>(results, 0), out.loss = at<T>(results, 1), out.per_task = at<T>(results, 2);
+  out.dx = at<T>(results, 3), out.dq = at<T>(results, 4), out.dp = at<T>(results, 5);
+  out.dA = at<T>(results, 6), out.dC = at<T>(results, 7), out.dW = at<T>(results, 8);
+  out.dv = at<T>(results, 9), out.dh = at<T>(results, 10);
+  run([&](Interrupt interrupt) { return kernels_of<T>(set).attention(P, out, threads, interrupt); });
+  return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") + path_of(P);
+}
+
+template <class T>
+std::string gram(const InstructionSet& set, int threads, const std::array<std::int64_t, 5>& sizes,
+                 const Addresses& addresses) {
+  const auto [B, n, m, batch, row] = sizes;
+  run([&, B = B, n = n, m = m, batch = batch, row = row](Interrupt interrupt) {
+    return kernels_of<T>(set).gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), threads,
+                                   interrupt);
+  });
+  return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 gram" : " float64 gram");
+}
+
+void define_attention(py::module_& m) {
+  m.def(
+      "instruction_sets",
+      [] {
+        std::vector<std::pair<std::string, bool>> all;
+        for (const InstructionSet* set : instruction_sets()) all.emplace_back(set->name, set->runs_here());
+        return all;
+      },
+      "Names of the instruction sets in this build, best first, and whether each runs here.");
+  m.def(
+      "attention",
+      [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 8>& sizes,
+         const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
+         const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results) {
+        return (dbl ? &attention<double> : &attention<float>)(instruction_set(set), threads, sizes, strides,
+                                                              factors, flags, inputs, results);
+      },
+      "Losses, predictions and gradients of one call; returns the kernel that ran.", py::arg("instruction_set"),
+      py::arg("float64"), py::arg("threads"), py::arg("sizes"), py::arg("strides"), py::arg("factors"),
+      py::arg("flags"), py::arg("inputs"), py::arg("results"));
+  m.def(
+      "gram",
+      [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 5>& sizes,
+         const Addresses& addresses) {
+        return (dbl ? &gram<double> : &gram<float>)(instruction_set(set), threads, sizes, addresses);
+      },
+      "Gram matrices of tokens; returns the kernel that ran.", py::arg("instruction_set"), py::arg("float64"),
+      py::arg("threads"), py::arg("sizes"), py::arg("addresses"));
+  m.def(
+      "fma_chains",
+      [](std::int64_t iterations, const std::string& dtype, const std::string& name) {
+        const InstructionSet& set = instruction_set(name);
+        py::gil_scoped_release release;
+        return dtype == "float64" ? set.dbl.fma_chains(iterations) : set.single.fma_chains(iterations);
+      },
+      "Run independent multiply-adds on this thread; returns the number of floating-point operations.",
+      py::arg("iterations"), py::arg("dtype"), py::arg("instruction_set") = "");
+}
+
 py::dict build_info() {
   py::dict info;
   info["version"] = FASTLIN_VERSION;
@@ -115,6 +233,7 @@ PYBIND11_MODULE(_C, m) {
         return py::make_tuple(words.word[0], words.word[1], words.word[2], words.word[3]);
       },
       "The four words of one Philox4x32-10 block.", py::arg("counter"), py::arg("key"));
+  define_attention(m);
   define_fill(m, "fill_uniform", "Fill [rows, columns] with uniforms; row i is sequence offset + i.",
               &fill_uniform<float>, &fill_uniform<double>);
   define_fill(m, "fill_normal", "Fill [rows, columns] with normals; row i is sequence offset + i.",

@@ -1,8 +1,10 @@
 // The kernels on plain pointers: what bindings.cpp calls and the backends define. Arguments are validated
-// above.
+// above. Letters and shapes are those of fastlin/backends/problem.py; [..] arrays are contiguous.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace fastlin {
 
@@ -24,5 +26,72 @@ void fill_uniform(T* out,  // [rows, columns]
 template <class T>
 void fill_normal(T* out,  // [rows, columns]
                  std::int64_t rows, std::int64_t columns, Draws draws);
+
+// What a call is given. A null pointer is an absent argument; layers counts matrix layers, L - 1.
+template <class T>
+struct Problem {
+  std::int64_t B, n, m, K, t, R, H, layers;
+  const T* x;                       // tokens [B, n, m], or Gram matrices [B, m, m]
+  std::int64_t x_batch, x_row;      // its strides; the last one is 1
+  const T* q;                       // [B, m]
+  std::int64_t q_batch;             // its stride; the last one is 1
+  const std::int64_t* task;         // [B]; null is one task
+  const T* p;                       // [R, K, t, m]
+  const T* A;                       // [R, L - 1, H, m, m]
+  const T* C;                       // [R, L - 1, H, m, m]
+  const T* W;                       // [R, H, m, m]
+  const T* v;                       // [R, H, K, m]
+  const T* h;                       // [R, K, m]; with last_skip
+  const T* y;                       // [B]: squared errors, with weight [K] or the mean over the batch
+  const T* weight;                  //
+  const T* gy;                      // [R, B]: the reverse mode of the predictions
+  double scale, first_skip, skip, last_skip;
+  bool is_gram, see_query;
+};
+
+// What a call is asked for: null where it is not wanted.
+template <class T>
+struct Results {
+  T* yhat;      // [R, B]
+  T* loss;      // [R]
+  T* per_task;  // [R, K]
+  T* dx;        // as x, contiguous
+  T* dq;        // [B, m]
+  T* dp;        // [R, K, t, m]
+  T* dA;        // [R, L - 1, H, m, m]
+  T* dC;        // [R, L - 1, H, m, m]
+  T* dW;        // [R, H, m, m]
+  T* dv;        // [R, H, K, m]
+  T* dh;        // [R, K, m]
+};
+
+// Asked between blocks whether to stop; may be null. Called on the thread that made the call.
+struct Interrupt {
+  bool (*asked)(void*);
+  void* state;
+};
+
+// One instruction set. `attention` and `gram` return false when they were interrupted.
+template <class T>
+struct Kernels {
+  bool (*attention)(const Problem<T>&, const Results<T>&, int threads, Interrupt);
+  bool (*gram)(const T* z, std::int64_t batch, std::int64_t row,  // [B, n, m] and its strides
+               std::int64_t B, std::int64_t n, std::int64_t m, T* G, int threads, Interrupt);
+  double (*fma_chains)(std::int64_t iterations);  // floating-point operations done
+};
+
+struct InstructionSet {
+  const char* name;
+  bool (*runs_here)();
+  Kernels<float> single;
+  Kernels<double> dbl;
+};
+
+// All that this build has, best first; the last one runs everywhere.
+const std::vector<const InstructionSet*>& instruction_sets();
+
+// How `attention` goes about a problem: "streamed", "gram" or "stack".
+template <class T>
+std::string path_of(const Problem<T>& problem);
 
 }  // namespace fastlin

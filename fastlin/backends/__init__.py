@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import Protocol, cast
 
@@ -13,10 +14,10 @@ from fastlin._version import __version__
 from fastlin.backends import eager
 from fastlin.backends.problem import Gradients, Problem
 
-ORDER: dict[str, tuple[str, ...]] = {}
+ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
 """Backends that "auto" tries for a device type before eager, best first."""
 
-ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cpu", "cuda", "triton")}
+ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cuda", "triton")}
 """Names that are reserved for backends this version lacks, with what is said to who names one."""
 
 
@@ -64,7 +65,12 @@ def load(name: str) -> Backend:
     """The module of a backend, imported when it is first needed."""
     if name == "eager":
         return eager
-    return cast(Backend, importlib.import_module(f"fastlin.backends.{name}"))
+    path = f"fastlin.backends.{name}"
+    module = sys.modules.get(path)
+    # What import_module asks as well, in a third of its time; another thread may be importing.
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        module = importlib.import_module(path)
+    return cast(Backend, module)
 
 
 def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str:

@@ -13,7 +13,6 @@ The one-layer ops are L = 1 without skip. A stack has W = A_L and v_hk = C_Lh h_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,12 +22,12 @@ Gradients = dict[str, Tensor]
 """Gradients by letter: x for the tokens or Gram matrices, else the parameter's own name."""
 
 _FULL_FORM = {
-    "p": "R K t m",
-    "W": "R H m m",
-    "v": "R H K m",
-    "A": "R L H m m",
-    "C": "R L H m m",
-    "h": "R K m",
+    "p": ("R", "K", "t", "m"),
+    "W": ("R", "H", "m", "m"),
+    "v": ("R", "H", "K", "m"),
+    "A": ("R", "L", "H", "m", "m"),
+    "C": ("R", "L", "H", "m", "m"),
+    "h": ("R", "K", "m"),
 }
 
 
@@ -59,8 +58,7 @@ class Options(NamedTuple):
     backend: str
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Tensors in their full form, under the letters of the module's docstring.
 
     Attributes
@@ -121,18 +119,21 @@ def lift(name: str, tensor: Tensor, tasks: int, *, copies: bool = False) -> Tens
     Tensor
         p (R, K, t, m), A and C (R, L, H, m, m), W (R, H, m, m), v (R, H, K, m), h (R, K, m).
     """
-    front = tensor.shape[: int(copies)]
-    shape = list(tensor.shape[int(copies) :])
+    shape = list(tensor.shape)
+    front = [shape.pop(0)] if copies else []
+    symbols = _FULL_FORM[name]
+    if not front and len(shape) == len(symbols):
+        return tensor
     if name in "vh" and len(shape) == 1:
         tensor = tensor.unsqueeze(-2).expand(*front, tasks, *shape)
         shape.insert(0, tasks)
-    symbols = _FULL_FORM[name].split()
     if len(shape) < len(symbols) - ("H" in symbols):
         shape.insert(0, 1)
     if len(shape) < len(symbols):
         shape.insert(symbols.index("H"), 1)
-    shape[0] *= front.numel()
-    return tensor.reshape(shape)
+    if front:
+        shape[0] *= front[0]
+    return tensor.reshape(*shape)
 
 
 def drop(name: str, gradient: Tensor, shape: Sequence[int], *, copies: int | None = None) -> Tensor:
@@ -142,7 +143,9 @@ def drop(name: str, gradient: Tensor, shape: Sequence[int], *, copies: int | Non
     """
     if name in "vh" and len(shape) == 1:
         gradient = gradient.sum(-2)
-    return gradient.reshape(shape if copies is None else (copies, *shape))
+    if copies is not None:
+        return gradient.reshape(copies, *shape)
+    return gradient if gradient.shape == shape else gradient.reshape(*shape)
 
 
 def split_last_layer(A: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:

@@ -1,0 +1,43 @@
+// Aligned workspace that is laid out twice by the same code: first to learn its size, then in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace fastlin {
+
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(std::byte* base) : base_(base) {}
+
+  // Uninitialised room for count numbers, on a cache line of its own; null while sizes are counted.
+  template <class T>
+  T* take(std::int64_t count) {
+    T* taken = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kLine - 1) / kLine * kLine;
+    return taken;
+  }
+  std::size_t used() const { return used_; }
+
+  static constexpr std::size_t kLine = 64;
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t used_ = 0;
+};
+
+struct FreeAligned {
+  void operator()(std::byte* memory) const {
+    ::operator delete[](memory, std::align_val_t(Arena::kLine));
+  }
+};
+using Memory = std::unique_ptr<std::byte[], FreeAligned>;
+
+inline Memory allocate(std::size_t bytes) {
+  return Memory(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(Arena::kLine))));
+}
+
+}  // namespace fastlin

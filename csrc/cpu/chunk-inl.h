@@ -1,0 +1,84 @@
+// A chunk: a few tiles of sequences that lie next to each other in the order of tasks. All trials work on it
+// while it is in the cache.
+
+template <class T>
+struct Chunk {
+  using V = Vec<T>;
+  using L = Tile<T>;
+  static constexpr std::int64_t N = V::size;
+
+  std::int64_t tiles = 0, count = 0;  // in use; sequences
+  std::int64_t* sequence;             // [tiles, lanes]; lanes without a sequence repeat the last one
+  std::int64_t* task;                 // [tiles, lanes]
+  std::int64_t* run;                  // [tiles, lanes] index into run_task
+  bool* whole;                        // [tiles] whether all lanes are of one run
+  bool* changed;                      // [tiles] whether a lane has another task than in the tile before
+  std::int64_t runs = 0;
+  std::int64_t* run_task;  // [tiles lanes]
+  const T** x;             // [tiles, lanes] tokens or Gram matrices of each sequence
+  T* q;                    // [tiles, m, lanes]
+  T* y;                    // [tiles, lanes] targets
+  T* coefficient;          // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
+  T* active;               // [tiles, lanes] 1, or 0 in lanes without a sequence
+
+  Chunk(Arena& arena, const Plan<T>& plan) : plan_(plan) {
+    const std::int64_t lanes = plan.tiles * N;
+    sequence = arena.take<std::int64_t>(lanes);
+    task = arena.take<std::int64_t>(lanes);
+    run = arena.take<std::int64_t>(lanes);
+    run_task = arena.take<std::int64_t>(lanes);
+    whole = arena.take<bool>(plan.tiles);
+    changed = arena.take<bool>(plan.tiles);
+    x = arena.take<const T*>(lanes);
+    q = arena.take<T>(lanes * plan.problem.m);
+    y = arena.take<T>(lanes);
+    coefficient = arena.take<T>(lanes);
+    active = arena.take<T>(lanes);
+  }
+
+  // Takes the sequences at positions begin ... end - 1, at most plan.tiles * lanes.
+  void take(std::int64_t begin, std::int64_t end) {
+    const Problem<T>& P = plan_.problem;
+    count = end - begin;
+    tiles = (count + N - 1) / N;
+    runs = 0;
+    for (std::int64_t i = 0; i < tiles * N; ++i) {
+      const bool real = i < count;
+      const std::int64_t position = real ? begin + i : end - 1;
+      const std::int64_t s = plan_.sequence(position), k = plan_.task(position);
+      sequence[i] = s;
+      task[i] = k;
+      if (runs == 0 || run_task[runs - 1] != k) run_task[runs++] = k;
+      run[i] = runs - 1;
+      x[i] = P.x == nullptr ? nullptr : P.x + s * P.x_batch;  // no tokens, no address
+      active[i] = real ? T(1) : T(0);
+      if (P.y != nullptr) {
+        y[i] = P.y[s];
+        coefficient[i] = real ? plan_.coefficient[k] : T(0);
+      }
+    }
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t first = tile * N, last = first + N - 1;
+      whole[tile] = run[first] == run[last];
+      changed[tile] = tile == 0 || run[first - 1] != run[last] || !whole[tile] || !whole[tile - 1];
+      const T* rows[N];
+      for (int l = 0; l < N; ++l) rows[l] = P.q + sequence[first + l] * P.q_batch;
+      L::load(rows, 0, P.m, q + tile * P.m * N);
+    }
+  }
+
+  // Lanes of a tile that have a sequence.
+  int lanes(std::int64_t tile) const {
+    return static_cast<int>(count - tile * N < N ? count - tile * N : N);
+  }
+
+  // tile [size, lanes] of rows of an array [.., K, size] that starts at `values`, by the lanes' tasks.
+  void by_task(std::int64_t tile, const T* values, std::int64_t size, T* out) const {
+    const T* rows[N];
+    for (int l = 0; l < N; ++l) rows[l] = values + task[tile * N + l] * size;
+    L::load(rows, 0, size, out);
+  }
+
+ private:
+  const Plan<T>& plan_;
+};

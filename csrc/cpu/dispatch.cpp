@@ -1,0 +1,45 @@
+// The instruction sets of this build, best first.
+
+#include <string>
+#include <vector>
+
+#include "cpu/plan.h"
+#include "kernels.h"
+
+namespace fastlin {
+
+#if defined(__x86_64__)
+namespace avx2 {
+extern const InstructionSet instruction_set;
+}
+#endif
+namespace scalar {
+extern const InstructionSet instruction_set;
+}
+
+const std::vector<const InstructionSet*>& instruction_sets() {
+  static const std::vector<const InstructionSet*> all = {
+#if defined(__x86_64__)
+      &avx2::instruction_set,
+#endif
+      &scalar::instruction_set,
+  };
+  return all;
+}
+
+template <class T>
+std::string path_of(const Problem<T>& problem) {
+  switch (choose_path(problem)) {
+    case Path::kStreamed:
+      return "streamed";
+    case Path::kGram:
+      return "gram";
+    default:
+      return "stack";
+  }
+}
+
+template std::string path_of(const Problem<float>&);
+template std::string path_of(const Problem<double>&);
+
+}  // namespace fastlin

@@ -1,0 +1,139 @@
+// The entries of an instruction set's table: workspace, threads, and the sums over blocks.
+
+// A worker for each thread, laid out in one piece of memory.
+template <class W, class Make>
+std::vector<W> workers(int threads, Memory& memory, Make make) {
+  Arena count;
+  make(count);
+  const std::size_t each = count.used();
+  memory = allocate(each * static_cast<std::size_t>(threads) + 1);
+  std::vector<W> team;
+  team.reserve(static_cast<std::size_t>(threads));
+  for (int i = 0; i < threads; ++i) {
+    Arena arena(memory.get() + each * static_cast<std::size_t>(i));
+    team.push_back(make(arena));
+  }
+  return team;
+}
+
+// Adds partial sums [blocks, count] in block order.
+template <class T>
+void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride, std::int64_t count, int threads,
+                T* sum) {
+  constexpr std::int64_t kPart = 1024;
+  const std::int64_t parts = (count + kPart - 1) / kPart;
+  for_each_block(parts, parts * blocks < 64 ? 1 : threads, [&](std::int64_t part, int) {
+    double total[kPart] = {};
+    const std::int64_t first = part * kPart, size = std::min(kPart, count - first);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const double* from = partial + block * stride + first;
+      for (std::int64_t i = 0; i < size; ++i) total[i] += from[i];
+    }
+    for (std::int64_t i = 0; i < size; ++i) sum[first + i] = static_cast<T>(total[i]);
+  });
+}
+
+template <class T>
+bool attention(const Problem<T>& P, const Results<T>& out, int threads, Interrupt interrupt) {
+  const Plan<T> plan(P, out, static_cast<int>(Vec<T>::size));
+  Stop stop(interrupt);
+  clear_results(plan, out);
+  const int team = static_cast<int>(std::min<std::int64_t>(threads, std::max<std::int64_t>(plan.blocks, 1)));
+  Memory workspace, partial;
+  std::vector<Worker<T>> members =
+      workers<Worker<T>>(team, workspace, [&](Arena& arena) { return Worker<T>(arena, plan, out); });
+  const std::int64_t record = P.R * plan.record.width, stride = plan.matrices + 2 * record;
+  partial = allocate(static_cast<std::size_t>(plan.blocks * stride) * sizeof(double) + 1);
+  double* matrices = reinterpret_cast<double*>(partial.get());  // [blocks, matrices]
+  double* records = matrices + plan.blocks * plan.matrices;     // [blocks, 2, R, width]
+  std::vector<Ends> ends(static_cast<std::size_t>(plan.blocks));
+  for_each_block(plan.blocks, threads, [&](std::int64_t block, int thread) {
+    members[static_cast<std::size_t>(thread)].block(block, matrices + block * plan.matrices,
+                                                    records + block * 2 * record,
+                                                    ends[static_cast<std::size_t>(block)], stop, thread);
+  });
+  if (stop.now(0)) return false;
+  join_ends(plan, out, ends, records);
+  std::int64_t first = 0;
+  const std::int64_t square = P.R * P.H * P.m * P.m;
+  const auto add = [&](T* sum, std::int64_t count) {
+    if (sum == nullptr) return;
+    add_blocks(matrices + first, plan.blocks, plan.matrices, count, threads, sum);
+    first += count;
+  };
+  add(out.dW, square);
+  add(out.dA, square * P.layers);
+  add(out.dC, square * P.layers);
+  if (out.loss != nullptr) write_loss(plan, out);
+  return true;
+}
+
+template <class T>
+class GramWorker {
+  using L = Tile<T>;
+  static constexpr std::int64_t N = L::N;
+
+ public:
+  GramWorker(Arena& arena, std::int64_t n, std::int64_t m)
+      : G(arena.take<T>(m * m * N)), scratch(arena.take<T>(Gram<T>::scratch(n, m))) {}
+
+  // G [m, m] of the sequences first, first + 1, ..., at most as many as there are lanes.
+  void tile(const T* z, std::int64_t batch, std::int64_t row, std::int64_t first, int lanes, std::int64_t n,
+            std::int64_t m, T* out) {
+    const T* rows[N];
+    T* to[N];
+    for (int l = 0; l < N; ++l) {
+      const std::int64_t sequence = first + std::min(l, lanes - 1);
+      rows[l] = z + sequence * batch;
+      to[l] = out + sequence * m * m;
+    }
+    Gram<T>::of_tokens(Tokens<T>{rows, row, n, m}, G, scratch);
+    L::store(G, m * m, to, 0, lanes);
+  }
+
+ private:
+  T *G, *scratch;
+};
+
+template <class T>
+bool gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n, std::int64_t m, T* G,
+          int threads, Interrupt interrupt) {
+  constexpr std::int64_t N = Vec<T>::size, kBlock = 64;
+  Stop stop(interrupt);
+  Memory workspace;
+  std::vector<GramWorker<T>> members = workers<GramWorker<T>>(
+      threads, workspace, [&](Arena& arena) { return GramWorker<T>(arena, n, m); });
+  for_each_block((B + kBlock - 1) / kBlock, threads, [&](std::int64_t block, int thread) {
+    if (stop.now(thread)) return;
+    const std::int64_t end = std::min(B, (block + 1) * kBlock);
+    for (std::int64_t first = block * kBlock; first < end; first += N) {
+      members[static_cast<std::size_t>(thread)].tile(z, batch, row, first,
+                                                     static_cast<int>(std::min(N, end - first)), n, m, G);
+    }
+  });
+  return !stop.now(0);
+}
+
+// Twelve independent chains of multiply-adds: what the machine can do at most.
+template <class T>
+double fma_chains(std::int64_t iterations) {
+  using V = Vec<T>;
+  constexpr int kChains = 12;
+  V chain[kChains];
+  for (int i = 0; i < kChains; ++i) chain[i] = V::set(T(i));
+  const V factor = V::set(T(0.999)), term = V::set(T(1e-3));
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    for (int j = 0; j < kChains; ++j) chain[j] = fma(chain[j], factor, term);
+  }
+  V sum = V::zero();
+  for (int i = 0; i < kChains; ++i) sum = sum + chain[i];
+  T lanes[V::size];
+  sum.store(lanes);
+  // The sum is used, so that no compiler leaves the chains out: it is never negative.
+  return lanes[0] < T(0) ? 0.0 : 2.0 * kChains * V::size * static_cast<double>(iterations);
+}
+
+template <class T>
+Kernels<T> kernels() {
+  return {&attention<T>, &gram<T>, &fma_chains<T>};
+}

@@ -1,0 +1,127 @@
+// How a problem is cut up: order of the sequences, blocks, chunks, and the sums that are kept per task.
+//
+// Sequences are taken in the order of their tasks, so that a task's sums are made in one place and a sequence
+// costs the same for any K. A run is the part of a task that lies in a block. What a task sums up is a
+// record of R rows of `Record::width` doubles.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace fastlin {
+
+enum class Path { kStreamed, kGram, kStack };
+
+// Tokens are streamed through c and e with 4 n m multiply-adds for each of the R H vectors; forming G costs
+// n m^2 / 2 once and then 2 m^2 for each vector.
+template <class T>
+Path choose_path(const Problem<T>& P) {
+  if (P.layers > 0) return Path::kStack;
+  if (P.is_gram) return Path::kGram;
+  const double vectors = static_cast<double>(P.R) * P.H;
+  const double streamed = 4.0 * P.n * vectors, formed = 0.5 * P.n * (P.m + 1) + 2.0 * P.m * vectors;
+  return P.R * P.H == 1 || streamed < formed ? Path::kStreamed : Path::kGram;
+}
+
+// Columns of a record's row; -1 where a sum is not kept.
+struct Record {
+  std::int64_t squares = -1;  // 1: sum of squared errors
+  std::int64_t e = -1;        // H m: sum of g e, without the prompt
+  std::int64_t a = -1;        // H m: sum of g a, which gives the prompt its part (one layer)
+  std::int64_t p = -1;        // t m: dp (stack)
+  std::int64_t q = -1;        // m: sum of rho r q, which is dh
+  std::int64_t width = 0;
+
+  template <class T>
+  Record(const Problem<T>& P, const Results<T>& out) {
+    const auto column = [this](bool kept, std::int64_t size) {
+      const std::int64_t first = kept ? width : -1;
+      width += kept ? size : 0;
+      return first;
+    };
+    const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
+    squares = column(P.y != nullptr, 1);
+    e = column(out.dv != nullptr, P.H * P.m);
+    a = column(!stack && prompted && (out.dv != nullptr || out.dp != nullptr), P.H * P.m);
+    p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
+    q = column(out.dh != nullptr, P.m);
+  }
+};
+
+template <class T>
+struct Plan {
+  static constexpr std::int64_t kBlocks = 64;          // enough to share among many cores
+  static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
+  static constexpr std::int64_t kFewestBlocks = 8;
+  static constexpr std::int64_t kTiles = 8;  // a chunk's: dW is summed over 8 tiles in registers
+
+  const Problem<T>& problem;
+  Path path;
+  Record record;
+  std::vector<std::int64_t> order;  // sequences by task; empty when they come so
+  std::vector<std::int64_t> start;  // [K + 1] where each task starts in that order
+  std::vector<T> coefficient;       // [K] of a task's squared errors in the loss
+  std::int64_t matrices;            // size of the sums over all tasks: dW, dA, dC
+  std::int64_t block_size = 0, blocks = 0, tiles = kTiles;
+
+  Plan(const Problem<T>& P, const Results<T>& out, int lanes)
+      : problem(P), path(choose_path(P)), record(P, out), start(static_cast<std::size_t>(P.K) + 1, 0) {
+    sort_by_task();
+    weigh();
+    const std::int64_t square = P.R * P.H * P.m * P.m;
+    matrices = (out.dW != nullptr ? square : 0) +
+               P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
+    const std::int64_t partial = (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
+    const std::int64_t most =
+        std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
+    const std::int64_t smallest = 64;
+    block_size = std::max(smallest, (P.B + most - 1) / most);
+    block_size = (block_size + lanes - 1) / lanes * lanes;
+    blocks = (P.B + block_size - 1) / block_size;
+    if (path != Path::kStreamed) {
+      // The Gram matrices of a chunk stay in the second-level cache.
+      const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
+      tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, kTiles);
+    }
+  }
+
+  std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
+  std::int64_t task(std::int64_t position) const {
+    return problem.task == nullptr ? 0 : problem.task[sequence(position)];
+  }
+
+ private:
+  void sort_by_task() {
+    const std::int64_t B = problem.B;
+    if (problem.task == nullptr) {
+      std::fill(start.begin() + 1, start.end(), B);
+      return;
+    }
+    bool sorted = true;
+    for (std::int64_t i = 0; i < B; ++i) {
+      ++start[problem.task[i] + 1];
+      sorted = sorted && (i == 0 || problem.task[i - 1] <= problem.task[i]);
+    }
+    for (std::int64_t k = 0; k < problem.K; ++k) start[k + 1] += start[k];
+    if (sorted) return;
+    order.resize(static_cast<std::size_t>(B));
+    std::vector<std::int64_t> next(start.begin(), start.end() - 1);
+    for (std::int64_t i = 0; i < B; ++i) order[next[problem.task[i]]++] = i;
+  }
+
+  void weigh() {
+    if (problem.y == nullptr) return;
+    coefficient.resize(static_cast<std::size_t>(problem.K));
+    for (std::int64_t k = 0; k < problem.K; ++k) {
+      const double count = static_cast<double>(start[k + 1] - start[k]);
+      coefficient[k] = static_cast<T>(problem.weight == nullptr ? 1.0 / std::max<double>(problem.B, 1)
+                                      : count > 0               ? problem.weight[k] / count
+                                                                : 0.0);
+    }
+  }
+};
+
+}  // namespace fastlin

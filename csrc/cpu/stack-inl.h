@@ -1,0 +1,111 @@
+// Matrix layers of a stack, on one tile: T = rho I + scale sum_h A_h G C_h, G <- T' G T, q <- T' q, and the
+// reverse mode in the letters of fastlin/backends/eager.py. 2 H + 1.5 products of m x m matrices forward and
+// 4 H + 2.5 in reverse, each m^3 multiply-adds a sequence and none of them horizontal. What the reverse needs
+// (G, T, G T, A_h G, q) is kept: in L1 or L2 for the widths of this field, and cheaper than 3 H + 2 products.
+
+template <class T>
+class Layers {
+  using V = Vec<T>;
+  using L = Tile<T>;
+  static constexpr std::int64_t N = V::size;
+
+ public:
+  Layers(Arena& arena, const Problem<T>& P, const Results<T>& out)
+      : P(P), out(out), m(P.m), square(P.m * P.m * N), scale(static_cast<T>(P.scale)) {
+    const std::int64_t layers = P.layers;
+    G = arena.take<T>((layers + 1) * square);
+    T_ = arena.take<T>(layers * square);
+    GT = arena.take<T>(layers * square);
+    AG = arena.take<T>(layers * P.H * square);
+    q = arena.take<T>((layers + 1) * m * N);
+    Tb = arena.take<T>(square);
+    work = arena.take<T>(square);
+    through = arena.take<T>(square);
+    Gb = arena.take<T>(square);
+    qb = arena.take<T>(m * N);
+    sums = arena.take<T>(2 * layers * P.H * square);
+  }
+
+  // After these layers: G [m, m], q [m].
+  const T* last_G() const { return G + P.layers * square; }
+  const T* last_q() const { return q + P.layers * m * N; }
+  T* first_G() { return G; }
+  T* first_q() { return q; }
+  T *Gb, *qb;  // gradients of what the next reverse step starts from
+
+  void forward(std::int64_t r) {
+    for (std::int64_t l = 0; l < P.layers; ++l) {
+      T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square;
+      L::zero(Tl, m * m);
+      const V rho = V::set(static_cast<T>(l == 0 ? P.first_skip : P.skip));
+      for (std::int64_t i = 0; i < m; ++i) L::put(Tl, i * m + i, rho);
+      for (std::int64_t h = 0; h < P.H; ++h) {
+        T* AGl = AG + (l * P.H + h) * square;
+        const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
+        product(m, m, m, Numbers<T>{A, 1, m}, Lanes<T>{Gl, m, 1}, To<T>{AGl, m, 1});
+        // (A G C)' = C' (A G)', so that the broadcast factor is the left one here too.
+        product(m, m, m, Numbers<T>{C, m, 1}, Lanes<T>{AGl, 1, m}, To<T>{Tl, 1, m, scale, true});
+      }
+      product(m, m, m, Lanes<T>{Gl, m, 1}, Lanes<T>{Tl, m, 1}, To<T>{GTl, m, 1});
+      symmetric_product(m, m, Lanes<T>{Tl, m, 1}, Lanes<T>{GTl, m, 1}, To<T>{Gl + square, m, 1});
+      const T* ql = q + l * m * N;
+      product(m, 1, m, Lanes<T>{Tl, m, 1}, Lanes<T>{ql, 1, 0}, To<T>{q + (l + 1) * m * N, 1, 0});
+    }
+  }
+
+  // Carries Gb and qb from behind the layers to in front of them, and adds to the lanes' sums of dA and dC.
+  void reverse(std::int64_t r) {
+    for (std::int64_t l = P.layers - 1; l >= 0; --l) {
+      const T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square, *ql = q + l * m * N;
+      // Tb = q qb' + 2 G T Gb
+      product(m, m, 1, Lanes<T>{ql, 0, 1}, Lanes<T>{qb, 0, 1}, To<T>{Tb, m, 1});
+      product(m, m, m, Lanes<T>{GTl, 1, m}, Lanes<T>{Gb, m, 1}, To<T>{Tb, m, 1, T(2), true});
+      // Gb <- T Gb T'
+      product(m, m, m, Lanes<T>{Tl, 1, m}, Lanes<T>{Gb, m, 1}, To<T>{work, m, 1});
+      symmetric_product(m, m, Lanes<T>{work, 1, m}, Lanes<T>{Tl, 1, m}, To<T>{Gb, m, 1});
+      for (std::int64_t h = 0; h < P.H; ++h) {
+        const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
+        const T* AGl = AG + (l * P.H + h) * square;
+        if (out.dC != nullptr) {
+          product(m, m, m, Lanes<T>{AGl, m, 1}, Lanes<T>{Tb, m, 1}, To<T>{dC(l, h), m, 1, scale, true});
+        }
+        // Tb C', of which dA and the way down both are made.
+        product(m, m, m, Numbers<T>{C, 1, m}, Lanes<T>{Tb, 1, m}, To<T>{work, 1, m});
+        if (out.dA != nullptr) {
+          product(m, m, m, Lanes<T>{work, 1, m}, Lanes<T>{Gl, m, 1}, To<T>{dA(l, h), m, 1, scale, true});
+        }
+        product(m, m, m, Numbers<T>{A, m, 1}, Lanes<T>{work, m, 1}, To<T>{through, m, 1, scale / 2, h > 0});
+      }
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < m; ++j) {
+          const V sum = L::at(through, i * m + j) + L::at(through, j * m + i);
+          L::put(Gb, i * m + j, L::at(Gb, i * m + j) + sum);
+        }
+      }
+      product(m, 1, m, Lanes<T>{Tl, 1, m}, Lanes<T>{qb, 1, 0}, To<T>{work, 1, 0});
+      std::copy_n(work, m * N, qb);
+    }
+  }
+
+  void clear_sums() { L::zero(sums, 2 * P.layers * P.H * m * m); }
+
+  // Adds the lanes' sums of trial r to the block's, dA and dC [R, L - 1, H, m, m].
+  void add_sums(std::int64_t r, double* block_dA, double* block_dC) const {
+    const std::int64_t count = P.layers * P.H * m * m;
+    if (out.dA != nullptr) L::add_sums(sums, count, block_dA + r * count);
+    if (out.dC != nullptr) L::add_sums(sums + count * N, count, block_dC + r * count);
+  }
+
+ private:
+  const T* parameter(const T* all, std::int64_t r, std::int64_t l, std::int64_t h) const {
+    return all + ((r * P.layers + l) * P.H + h) * m * m;
+  }
+  T* dA(std::int64_t l, std::int64_t h) { return sums + (l * P.H + h) * square; }
+  T* dC(std::int64_t l, std::int64_t h) { return sums + ((P.layers + l) * P.H + h) * square; }
+
+  const Problem<T>& P;
+  const Results<T>& out;
+  const std::int64_t m, square;
+  const T scale;
+  T *G, *T_, *GT, *AG, *q, *Tb, *work, *through, *sums;
+};

@@ -1,0 +1,79 @@
+// Vec for AVX2 with FMA: 8 floats or 4 doubles. Included inside a target region.
+
+template <class T>
+struct Vec;
+
+template <>
+struct Vec<float> {
+  static constexpr int size = 8;
+  __m256 x;
+
+  static Vec zero() { return {_mm256_setzero_ps()}; }
+  static Vec set(float value) { return {_mm256_set1_ps(value)}; }
+  static Vec broadcast(const float* p) { return {_mm256_broadcast_ss(p)}; }
+  static Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Vec load_first(const float* p, int count) { return {_mm256_maskload_ps(p, first(count))}; }
+  void store(float* p) const { _mm256_storeu_ps(p, x); }
+  void store_first(float* p, int count) const { _mm256_maskstore_ps(p, first(count), x); }
+
+  static void transpose(Vec (&r)[8]) {
+    __m256 u[8], w[8];
+    for (int i = 0; i < 8; i += 2) {
+      u[i] = _mm256_unpacklo_ps(r[i].x, r[i + 1].x);
+      u[i + 1] = _mm256_unpackhi_ps(r[i].x, r[i + 1].x);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      w[i] = _mm256_shuffle_ps(u[i], u[i + 2], 0x44);
+      w[i + 1] = _mm256_shuffle_ps(u[i], u[i + 2], 0xee);
+      w[i + 2] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0x44);
+      w[i + 3] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      r[i].x = _mm256_permute2f128_ps(w[i], w[i + 4], 0x20);
+      r[i + 4].x = _mm256_permute2f128_ps(w[i], w[i + 4], 0x31);
+    }
+  }
+
+ private:
+  static __m256i first(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+};
+
+inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {_mm256_add_ps(a.x, b.x)}; }
+inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return {_mm256_sub_ps(a.x, b.x)}; }
+inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return {_mm256_mul_ps(a.x, b.x)}; }
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
+
+template <>
+struct Vec<double> {
+  static constexpr int size = 4;
+  __m256d x;
+
+  static Vec zero() { return {_mm256_setzero_pd()}; }
+  static Vec set(double value) { return {_mm256_set1_pd(value)}; }
+  static Vec broadcast(const double* p) { return {_mm256_broadcast_sd(p)}; }
+  static Vec load(const double* p) { return {_mm256_loadu_pd(p)}; }
+  static Vec load_first(const double* p, int count) { return {_mm256_maskload_pd(p, first(count))}; }
+  void store(double* p) const { _mm256_storeu_pd(p, x); }
+  void store_first(double* p, int count) const { _mm256_maskstore_pd(p, first(count), x); }
+
+  static void transpose(Vec (&r)[4]) {
+    const __m256d u0 = _mm256_unpacklo_pd(r[0].x, r[1].x), u1 = _mm256_unpackhi_pd(r[0].x, r[1].x);
+    const __m256d u2 = _mm256_unpacklo_pd(r[2].x, r[3].x), u3 = _mm256_unpackhi_pd(r[2].x, r[3].x);
+    r[0].x = _mm256_permute2f128_pd(u0, u2, 0x20);
+    r[1].x = _mm256_permute2f128_pd(u1, u3, 0x20);
+    r[2].x = _mm256_permute2f128_pd(u0, u2, 0x31);
+    r[3].x = _mm256_permute2f128_pd(u1, u3, 0x31);
+  }
+
+ private:
+  static __m256i first(int count) {
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+  }
+};
+
+inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {_mm256_add_pd(a.x, b.x)}; }
+inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {_mm256_sub_pd(a.x, b.x)}; }
+inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm256_mul_pd(a.x, b.x)}; }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {_mm256_fmadd_pd(a.x, b.x, c.x)}; }

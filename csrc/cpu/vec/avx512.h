@@ -1,0 +1,65 @@
+// Vec for AVX-512 F: 16 floats or 8 doubles. Included inside a target region.
+
+template <class T>
+struct Vec;
+
+template <>
+struct Vec<float> {
+  static constexpr int size = 16;
+  __m512 x;
+
+  static Vec zero() { return {_mm512_setzero_ps()}; }
+  static Vec set(float value) { return {_mm512_set1_ps(value)}; }
+  static Vec broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
+  static Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Vec load_first(const float* p, int count) { return {_mm512_maskz_loadu_ps(first(count), p)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, x); }
+  void store_first(float* p, int count) const { _mm512_mask_storeu_ps(p, first(count), x); }
+
+  // Interleaves the lower, then the upper halves of two vectors.
+  static void zip(Vec a, Vec b, Vec& low, Vec& high) {
+    const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    low.x = _mm512_permutex2var_ps(a.x, lower, b.x);
+    high.x = _mm512_permutex2var_ps(a.x, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), b.x);
+  }
+  static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
+
+ private:
+  static __mmask16 first(int count) {
+    return static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1u);
+  }
+};
+
+inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {_mm512_add_ps(a.x, b.x)}; }
+inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return {_mm512_sub_ps(a.x, b.x)}; }
+inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return {_mm512_mul_ps(a.x, b.x)}; }
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+
+template <>
+struct Vec<double> {
+  static constexpr int size = 8;
+  __m512d x;
+
+  static Vec zero() { return {_mm512_setzero_pd()}; }
+  static Vec set(double value) { return {_mm512_set1_pd(value)}; }
+  static Vec broadcast(const double* p) { return {_mm512_set1_pd(*p)}; }
+  static Vec load(const double* p) { return {_mm512_loadu_pd(p)}; }
+  static Vec load_first(const double* p, int count) { return {_mm512_maskz_loadu_pd(first(count), p)}; }
+  void store(double* p) const { _mm512_storeu_pd(p, x); }
+  void store_first(double* p, int count) const { _mm512_mask_storeu_pd(p, first(count), x); }
+
+  static void zip(Vec a, Vec b, Vec& low, Vec& high) {
+    const __m512i lower = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    low.x = _mm512_permutex2var_pd(a.x, lower, b.x);
+    high.x = _mm512_permutex2var_pd(a.x, _mm512_add_epi64(lower, _mm512_set1_epi64(4)), b.x);
+  }
+  static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
+
+ private:
+  static __mmask8 first(int count) { return static_cast<__mmask8>(count >= 8 ? 0xffu : (1u << count) - 1u); }
+};
+
+inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {_mm512_add_pd(a.x, b.x)}; }
+inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {_mm512_sub_pd(a.x, b.x)}; }
+inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm512_mul_pd(a.x, b.x)}; }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {_mm512_fmadd_pd(a.x, b.x, c.x)}; }

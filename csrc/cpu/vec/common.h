@@ -1,0 +1,26 @@
+// What several instruction sets share. Included inside a target region, before the Vec of the instruction set.
+
+// log2(size) rounds of zips: in each, r[i] and r[i + size / 2] become r[2 i] and r[2 i + 1].
+template <class V, int N>
+inline void transpose_by_zips(V (&r)[N]) {
+  V next[N];
+  for (int round = 1; round < N; round *= 2) {
+    for (int i = 0; i < N / 2; ++i) V::zip(r[i], r[i + N / 2], next[2 * i], next[2 * i + 1]);
+    for (int i = 0; i < N; ++i) r[i] = next[i];
+  }
+}
+
+// Loads and stores of the first elements where there are no masks.
+template <class V, class T>
+inline V load_some(const T* p, int count) {
+  T lanes[V::size] = {};
+  for (int i = 0; i < V::size && i < count; ++i) lanes[i] = p[i];
+  return V::load(lanes);
+}
+
+template <class V, class T>
+inline void store_some(V value, T* p, int count) {
+  T lanes[V::size];
+  value.store(lanes);
+  for (int i = 0; i < V::size && i < count; ++i) p[i] = lanes[i];
+}

@@ -1,0 +1,54 @@
+// Vec for NEON on AArch64: 4 floats or 2 doubles.
+
+template <class T>
+struct Vec;
+
+template <>
+struct Vec<float> {
+  static constexpr int size = 4;
+  float32x4_t x;
+
+  static Vec zero() { return {vdupq_n_f32(0.0f)}; }
+  static Vec set(float value) { return {vdupq_n_f32(value)}; }
+  static Vec broadcast(const float* p) { return {vld1q_dup_f32(p)}; }
+  static Vec load(const float* p) { return {vld1q_f32(p)}; }
+  static Vec load_first(const float* p, int count) { return load_some<Vec>(p, count); }
+  void store(float* p) const { vst1q_f32(p, x); }
+  void store_first(float* p, int count) const { store_some(*this, p, count); }
+
+  static void zip(Vec a, Vec b, Vec& low, Vec& high) {
+    low.x = vzip1q_f32(a.x, b.x);
+    high.x = vzip2q_f32(a.x, b.x);
+  }
+  static void transpose(Vec (&r)[4]) { transpose_by_zips(r); }
+};
+
+inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {vaddq_f32(a.x, b.x)}; }
+inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return {vsubq_f32(a.x, b.x)}; }
+inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return {vmulq_f32(a.x, b.x)}; }
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {vfmaq_f32(c.x, a.x, b.x)}; }
+
+template <>
+struct Vec<double> {
+  static constexpr int size = 2;
+  float64x2_t x;
+
+  static Vec zero() { return {vdupq_n_f64(0.0)}; }
+  static Vec set(double value) { return {vdupq_n_f64(value)}; }
+  static Vec broadcast(const double* p) { return {vld1q_dup_f64(p)}; }
+  static Vec load(const double* p) { return {vld1q_f64(p)}; }
+  static Vec load_first(const double* p, int count) { return load_some<Vec>(p, count); }
+  void store(double* p) const { vst1q_f64(p, x); }
+  void store_first(double* p, int count) const { store_some(*this, p, count); }
+
+  static void zip(Vec a, Vec b, Vec& low, Vec& high) {
+    low.x = vzip1q_f64(a.x, b.x);
+    high.x = vzip2q_f64(a.x, b.x);
+  }
+  static void transpose(Vec (&r)[2]) { transpose_by_zips(r); }
+};
+
+inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {vaddq_f64(a.x, b.x)}; }
+inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {vsubq_f64(a.x, b.x)}; }
+inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {vmulq_f64(a.x, b.x)}; }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {vfmaq_f64(c.x, a.x, b.x)}; }

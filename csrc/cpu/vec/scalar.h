@@ -1,0 +1,24 @@
+// Vec of one number, in standard C++: runs everywhere.
+
+template <class T>
+struct Vec {
+  static constexpr int size = 1;
+  T x;
+
+  static Vec zero() { return {T(0)}; }
+  static Vec set(T value) { return {value}; }
+  static Vec broadcast(const T* p) { return {*p}; }
+  static Vec load(const T* p) { return {*p}; }
+  static Vec load_first(const T* p, int count) { return {count > 0 ? *p : T(0)}; }
+  void store(T* p) const { *p = x; }
+  void store_first(T* p, int count) const {
+    if (count > 0) *p = x;
+  }
+
+  friend Vec operator+(Vec a, Vec b) { return {a.x + b.x}; }
+  friend Vec operator-(Vec a, Vec b) { return {a.x - b.x}; }
+  friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
+  friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
+
+  static void transpose(Vec (&)[1]) {}
+};
