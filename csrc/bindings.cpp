@@ -153,8 +153,8 @@ std::string gram(const InstructionSet& set, int threads, const std::array<std::i
                  const Addresses& addresses) {
   const auto [B, n, m, batch, row] = sizes;
   run([&, B = B, n = n, m = m, batch = batch, row = row](Interrupt interrupt) {
-    return kernels_of<T>(set).gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), threads,
-                                   interrupt);
+    return kernels_of<T>(set).gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1),
+                                   threads, interrupt);
   });
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 gram" : " float64 gram");
 }
@@ -176,9 +176,9 @@ void define_attention(py::module_& m) {
         return (dbl ? &attention<double> : &attention<float>)(instruction_set(set), threads, sizes, strides,
                                                               factors, flags, inputs, results);
       },
-      "Losses, predictions and gradients of one call; returns the kernel that ran.", py::arg("instruction_set"),
-      py::arg("float64"), py::arg("threads"), py::arg("sizes"), py::arg("strides"), py::arg("factors"),
-      py::arg("flags"), py::arg("inputs"), py::arg("results"));
+      "Losses, predictions and gradients of one call; returns the kernel that ran.",
+      py::arg("instruction_set"), py::arg("float64"), py::arg("threads"), py::arg("sizes"),
+      py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"), py::arg("results"));
   m.def(
       "gram",
       [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 5>& sizes,

@@ -31,20 +31,20 @@ void fill_normal(T* out,  // [rows, columns]
 template <class T>
 struct Problem {
   std::int64_t B, n, m, K, t, R, H, layers;
-  const T* x;                       // tokens [B, n, m], or Gram matrices [B, m, m]
-  std::int64_t x_batch, x_row;      // its strides; the last one is 1
-  const T* q;                       // [B, m]
-  std::int64_t q_batch;             // its stride; the last one is 1
-  const std::int64_t* task;         // [B]; null is one task
-  const T* p;                       // [R, K, t, m]
-  const T* A;                       // [R, L - 1, H, m, m]
-  const T* C;                       // [R, L - 1, H, m, m]
-  const T* W;                       // [R, H, m, m]
-  const T* v;                       // [R, H, K, m]
-  const T* h;                       // [R, K, m]; with last_skip
-  const T* y;                       // [B]: squared errors, with weight [K] or the mean over the batch
-  const T* weight;                  //
-  const T* gy;                      // [R, B]: the reverse mode of the predictions
+  const T* x;                   // tokens [B, n, m], or Gram matrices [B, m, m]
+  std::int64_t x_batch, x_row;  // its strides; the last one is 1
+  const T* q;                   // [B, m]
+  std::int64_t q_batch;         // its stride; the last one is 1
+  const std::int64_t* task;     // [B]; null is one task
+  const T* p;                   // [R, K, t, m]
+  const T* A;                   // [R, L - 1, H, m, m]
+  const T* C;                   // [R, L - 1, H, m, m]
+  const T* W;                   // [R, H, m, m]
+  const T* v;                   // [R, H, K, m]
+  const T* h;                   // [R, K, m]; with last_skip
+  const T* y;                   // [B]: squared errors, with weight [K] or the mean over the batch
+  const T* weight;              //
+  const T* gy;                  // [R, B]: the reverse mode of the predictions
   double scale, first_skip, skip, last_skip;
   bool is_gram, see_query;
 };

@@ -30,9 +30,7 @@ class Arena {
 };
 
 struct FreeAligned {
-  void operator()(std::byte* memory) const {
-    ::operator delete[](memory, std::align_val_t(Arena::kLine));
-  }
+  void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t(Arena::kLine)); }
 };
 using Memory = std::unique_ptr<std::byte[], FreeAligned>;
 

@@ -1,9 +1,11 @@
 // Losses, predictions and their gradients, CPU. A block of sequences in chunks, a chunk for all trials:
 //   a = W' q     c = P v + G v     e = G a     yhat = scale sum_h a . c + rho q . h     g = scale r
-//   dW = sum g q c'     dv = sum g e + P sum g a     dh = sum rho r q     qb = rho r h + g W c     Gb = g sym(a v')
-// with r = dloss/dyhat and the prompt P = sum_t p p'. In one layer P is the same for all sequences of a task: its
-// part of c is made once a run, its part of the gradients when the task is finished (records.h). A stack has it
-// in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a trial and sequence, beside the context's.
+//   dW = sum g q c'     dv = sum g e + P sum g a     dh = sum rho r q     qb = rho r h + g W c     Gb = g
+//   sym(a v')
+// with r = dloss/dyhat and the prompt P = sum_t p p'. In one layer P is the same for all sequences of a task:
+// its part of c is made once a run, its part of the gradients when the task is finished (records.h). A stack
+// has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a trial and sequence, beside the
+// context's.
 
 template <class T>
 class Worker {
@@ -46,8 +48,8 @@ class Worker {
     records = arena.take<double>(tiles * N * P.R * at.width);
   }
 
-  // The block's sums over all tasks go to `matrices`, those of its first and last task, if it shares them with
-  // its neighbours, to `end_records` [2, R, width].
+  // The block's sums over all tasks go to `matrices`, those of its first and last task, if it shares them
+  // with its neighbours, to `end_records` [2, R, width].
   void block(std::int64_t index, double* matrices, double* end_records, Ends& ends, Stop& stop, int thread) {
     const std::int64_t begin = index * plan.block_size;
     const std::int64_t end = std::min(P.B, begin + plan.block_size);
@@ -66,7 +68,8 @@ class Worker {
       }
       std::fill(records + (open >= 0 ? size : 0), records + chunk.runs * size, 0.0);
       work();
-      for (std::int64_t i = 0; i + 1 < chunk.runs; ++i) close(begin, end, chunk.run_task[i], records + i * size, end_records, ends);
+      for (std::int64_t i = 0; i + 1 < chunk.runs; ++i)
+        close(begin, end, chunk.run_task[i], records + i * size, end_records, ends);
       open = chunk.run_task[chunk.runs - 1];
       if (chunk.runs > 1) std::copy_n(records + (chunk.runs - 1) * size, size, records);
     }
@@ -158,8 +161,8 @@ class Worker {
     }
     if (P.h != nullptr) chunk.by_task(tile, P.h + r * P.K * m, m, h);
     if (P.p != nullptr) chunk.by_task(tile, P.p + r * P.K * P.t * m, P.t * m, p);
-    if (stack) return;
     L::zero(Pv, P.H * m);
+    if (stack) return;
     for (std::int64_t hd = 0; hd < P.H; ++hd) {
       for (std::int64_t t = 0; P.p != nullptr && t < P.t; ++t) {
         Streamed<T>::template add_tokens<1, false>(p + t * m * N, m, v + hd * m * N, nullptr, Pv + hd * m * N,
@@ -179,28 +182,18 @@ class Worker {
   const T* query(std::int64_t tile) const { return (stack ? last_q : chunk.q) + tile * m * N; }
   T* vector(T* all, std::int64_t hd, std::int64_t tile) { return all + (hd * plan.tiles + tile) * m * N; }
 
-  // c and, when heads are trained, e of one attention head.
-  void apply(std::int64_t hd, std::int64_t tile, T* c, T* e_out) {
-    const T *vh = v + hd * m * N, *ah = vector(a, hd, tile);
-    if (stack) {
-      L::zero(c, m);
-    } else {
-      std::copy_n(Pv + hd * m * N, m * N, c);
+  // c and, when heads are trained, e of one attention head. Returns a . c.
+  template <bool kE>
+  V apply(std::int64_t hd, std::int64_t tile, T* c, T* e_out) {
+    const T *vh = v + hd * m * N, *ah = vector(a, hd, tile), *base = Pv + hd * m * N;
+    if (!streamed) {
+      return Gram<T>::template apply<kE>(stack ? layers.last_G() : gram_of(tile), m, vh, ah, base, c, e_out);
     }
-    if (out.dv != nullptr) {
-      L::zero(e_out, m);
-      if (streamed) {
-        if (P.see_query) Streamed<T>::template add_tokens<1, true>(chunk.q + tile * m * N, m, vh, ah, c, e_out);
-        Streamed<T>::template apply<true>(tokens_of(tile), 0, P.n, vh, ah, c, e_out, scratch);
-      } else {
-        Gram<T>::template apply<true>(stack ? layers.last_G() : gram_of(tile), m, vh, ah, c, e_out);
-      }
-    } else if (streamed) {
-      if (P.see_query) Streamed<T>::template add_tokens<1, false>(chunk.q + tile * m * N, m, vh, ah, c, e_out);
-      Streamed<T>::template apply<false>(tokens_of(tile), 0, P.n, vh, ah, c, e_out, scratch);
-    } else {
-      Gram<T>::template apply<false>(stack ? layers.last_G() : gram_of(tile), m, vh, ah, c, e_out);
-    }
+    std::copy_n(base, m * N, c);
+    if (kE) L::zero(e_out, m);
+    if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vh, ah, c, e_out);
+    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vh, ah, c, e_out, scratch);
+    return dot(ah, c, m);
   }
 
   static V dot(const T* x, const T* y, std::int64_t count) {
@@ -219,14 +212,15 @@ class Worker {
     for (std::int64_t i = 0; i < count; ++i) L::put(to, i, fma(factor, L::at(x, i), L::at(to, i)));
   }
 
-  // The last layer of one tile: prediction, error, and all gradients but dW; sums per task are added to `sum`.
+  // The last layer of one tile: prediction, error, and all gradients but dW; sums per task are added to
+  // `sum`.
   void head(std::int64_t r, std::int64_t tile, T* sum) {
     const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
     V attended = V::zero();
     for (std::int64_t hd = 0; hd < P.H; ++hd) {
       T* c = vector(gc, hd, tile);
-      apply(hd, tile, c, e + hd * m * N);
-      attended = attended + dot(vector(a, hd, tile), c, m);
+      T* eh = e + hd * m * N;
+      attended = attended + (at.e >= 0 ? apply<true>(hd, tile, c, eh) : apply<false>(hd, tile, c, eh));
     }
     V yhat = scale * attended;
     if (P.h != nullptr) yhat = fma(rho, dot(query(tile), h, m), yhat);
@@ -281,7 +275,8 @@ class Worker {
     }
     for (std::int64_t hd = 0; hd < P.H; ++hd) {
       const T* W = P.W + (r * P.H + hd) * m * m;
-      product(m, 1, m, Numbers<T>{W, 1, m}, Lanes<T>{vector(gc, hd, tile), 1, 0}, To<T>{qb, 1, 0, T(1), true});
+      product(m, 1, m, Numbers<T>{W, 1, m}, Lanes<T>{vector(gc, hd, tile), 1, 0},
+              To<T>{qb, 1, 0, T(1), true});
     }
   }
 
@@ -303,7 +298,8 @@ class Worker {
     for (std::int64_t hd = 0; hd < P.H; ++hd) add_rank_two(hd, tile, g, layers.Gb);
     layers.reverse(r);
     if (at.p >= 0) {
-      product(m, P.t, m, Lanes<T>{layers.Gb, m, 1}, Lanes<T>{p, 1, m}, To<T>{sum + at.p * N, 1, m, T(2), true});
+      product(m, P.t, m, Lanes<T>{layers.Gb, m, 1}, Lanes<T>{p, 1, m},
+              To<T>{sum + at.p * N, 1, m, T(2), true});
     }
     if (needs_dG) L::add(dG + tile * m * m * N, layers.Gb, m * m);
   }

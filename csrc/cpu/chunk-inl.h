@@ -68,9 +68,7 @@ struct Chunk {
   }
 
   // Lanes of a tile that have a sequence.
-  int lanes(std::int64_t tile) const {
-    return static_cast<int>(count - tile * N < N ? count - tile * N : N);
-  }
+  int lanes(std::int64_t tile) const { return static_cast<int>(count - tile * N < N ? count - tile * N : N); }
 
   // tile [size, lanes] of rows of an array [.., K, size] that starts at `values`, by the lanes' tasks.
   void by_task(std::int64_t tile, const T* values, std::int64_t size, T* out) const {

@@ -1,6 +1,6 @@
 // Contexts: what applies G to vectors. Streamed tokens never form G: c += z (z . v), e += z (z . a), 4 m
-// multiply-adds a token and vector. Otherwise G = sum z z' (+ q q') is formed once a sequence, m (m + 1) / 2 a
-// token, and shared by all trials and heads. Each token is read once: 4 n m bytes a sequence in float32.
+// multiply-adds a token and vector. Otherwise G = sum z z' (+ q q') is formed once a sequence, m (m + 1) / 2
+// a token, and shared by all trials and heads. Each token is read once: 4 n m bytes a sequence in float32.
 // Long sums are taken in halves, so that their error grows with log n.
 
 template <class T>
@@ -30,7 +30,9 @@ struct Tokens {
     while (n > leaf) n = (n + 1) / 2, ++levels;
     return levels;
   }
-  static std::int64_t middle(std::int64_t begin, std::int64_t end) { return begin + ((end - begin) / 2 + 7) / 8 * 8; }
+  static std::int64_t middle(std::int64_t begin, std::int64_t end) {
+    return begin + ((end - begin) / 2 + 7) / 8 * 8;
+  }
 };
 
 // c [m, lanes], e [m, lanes]: sums over tokens begin ... end - 1 are added.
@@ -45,8 +47,8 @@ struct Streamed {
   }
 
   template <bool kGrad>
-  static void apply(const Tokens<T>& z, std::int64_t begin, std::int64_t end, const T* v, const T* a, T* c, T* e,
-                    T* scratch) {
+  static void apply(const Tokens<T>& z, std::int64_t begin, std::int64_t end, const T* v, const T* a, T* c,
+                    T* e, T* scratch) {
     const std::int64_t m = z.m;
     if (end - begin > Tokens<T>::kLeaf) {
       const std::int64_t middle = Tokens<T>::middle(begin, end);
@@ -140,45 +142,51 @@ struct Gram {
     symmetric_product(m, count, Lanes<T>{x, m, 1}, Lanes<T>{x, m, 1}, To<T>{G, m, 1, T(1), true});
   }
 
-  // c += G v and, with gradients, e += G a: each entry of G is loaded once for both.
-  template <bool kGrad>
-  static void apply(const T* G, std::int64_t m, const T* v, const T* a, T* c, T* e) {
+  // c = base + G v and, when heads are trained, e = G a: each entry of G is loaded once for both. Returns a .
+  // c.
+  template <bool kE>
+  static V apply(const T* G, std::int64_t m, const T* v, const T* a, const T* base, T* c, T* e) {
+    V dot = V::zero();
     std::int64_t i = 0;
-    for (; i + 6 <= m; i += 6) apply_rows<6, kGrad>(G, m, v, a, c, e, i);
+    for (; i + 6 <= m; i += 6) dot = apply_rows<6, kE>(G, m, v, a, base, c, e, i, dot);
     switch (m - i) {
       case 5:
-        return apply_rows<5, kGrad>(G, m, v, a, c, e, i);
+        return apply_rows<5, kE>(G, m, v, a, base, c, e, i, dot);
       case 4:
-        return apply_rows<4, kGrad>(G, m, v, a, c, e, i);
+        return apply_rows<4, kE>(G, m, v, a, base, c, e, i, dot);
       case 3:
-        return apply_rows<3, kGrad>(G, m, v, a, c, e, i);
+        return apply_rows<3, kE>(G, m, v, a, base, c, e, i, dot);
       case 2:
-        return apply_rows<2, kGrad>(G, m, v, a, c, e, i);
+        return apply_rows<2, kE>(G, m, v, a, base, c, e, i, dot);
       case 1:
-        return apply_rows<1, kGrad>(G, m, v, a, c, e, i);
+        return apply_rows<1, kE>(G, m, v, a, base, c, e, i, dot);
     }
+    return dot;
   }
 
  private:
-  template <int I, bool kGrad>
-  static void apply_rows(const T* G, std::int64_t m, const T* v, const T* a, T* c, T* e, std::int64_t i0) {
+  template <int I, bool kE>
+  static V apply_rows(const T* G, std::int64_t m, const T* v, const T* a, const T* base, T* c, T* e,
+                      std::int64_t i0, V dot) {
     V ci[I], ei[I];
     for (int i = 0; i < I; ++i) {
-      ci[i] = L::at(c, i0 + i);
-      ei[i] = kGrad ? L::at(e, i0 + i) : V::zero();
+      ci[i] = L::at(base, i0 + i);
+      ei[i] = V::zero();
     }
     for (std::int64_t j = 0; j < m; ++j) {
-      const V vj = L::at(v, j), aj = kGrad ? L::at(a, j) : V::zero();
+      const V vj = L::at(v, j), aj = kE ? L::at(a, j) : V::zero();
       for (int i = 0; i < I; ++i) {
         const V Gij = L::at(G, j * m + i0 + i);
         ci[i] = fma(Gij, vj, ci[i]);
-        if (kGrad) ei[i] = fma(Gij, aj, ei[i]);
+        if (kE) ei[i] = fma(Gij, aj, ei[i]);
       }
     }
     for (int i = 0; i < I; ++i) {
       L::put(c, i0 + i, ci[i]);
-      if (kGrad) L::put(e, i0 + i, ei[i]);
+      if (kE) L::put(e, i0 + i, ei[i]);
+      dot = fma(L::at(a, i0 + i), ci[i], dot);
     }
+    return dot;
   }
 
   static void add_tokens(const Tokens<T>& z, std::int64_t begin, std::int64_t end, T* G, T* scratch) {
@@ -194,7 +202,8 @@ struct Gram {
     for (std::int64_t first = begin; first < end; first += group(m)) {
       const std::int64_t count = std::min(group(m), end - first);
       z.load(first, count, scratch);
-      product(m, m, count, Lanes<T>{scratch, m, 1}, Lanes<T>{scratch, m, 1}, To<T>{G, m, 1, T(1), true}, true);
+      product(m, m, count, Lanes<T>{scratch, m, 1}, Lanes<T>{scratch, m, 1}, To<T>{G, m, 1, T(1), true},
+              true);
     }
   }
 

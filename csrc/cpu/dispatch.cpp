@@ -9,7 +9,14 @@
 namespace fastlin {
 
 #if defined(__x86_64__)
+namespace avx512 {
+extern const InstructionSet instruction_set;
+}
 namespace avx2 {
+extern const InstructionSet instruction_set;
+}
+#elif defined(__aarch64__)
+namespace neon {
 extern const InstructionSet instruction_set;
 }
 #endif
@@ -20,7 +27,10 @@ extern const InstructionSet instruction_set;
 const std::vector<const InstructionSet*>& instruction_sets() {
   static const std::vector<const InstructionSet*> all = {
 #if defined(__x86_64__)
+      &avx512::instruction_set,
       &avx2::instruction_set,
+#elif defined(__aarch64__)
+      &neon::instruction_set,
 #endif
       &scalar::instruction_set,
   };

@@ -1,26 +1,26 @@
 // The kernels for AVX2 with FMA.
+#define FASTLIN_VEC "cpu/vec/avx2.h"
 #include "cpu/kernels_before.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
+FASTLIN_BEGIN_TARGET("avx2,fma")
 namespace fastlin {
 namespace avx2 {
 namespace {
-#include "cpu/vec/avx2.h"
 #include "cpu/kernels_once.h"
 }  // namespace
 }  // namespace avx2
 }  // namespace fastlin
-#pragma GCC pop_options
+FASTLIN_END_TARGET
 
 namespace fastlin {
 namespace avx2 {
 extern const InstructionSet instruction_set;
 const InstructionSet instruction_set{
-    "avx2", [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; },
+    "avx2",
+    [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; },
     {&attention<float>, &gram<float>, &fma_chains<float>},
     {&attention<double>, &gram<double>, &fma_chains<double>}};
 }  // namespace avx2

@@ -1,10 +1,10 @@
 // The kernels in standard C++: for every machine, and for tests.
+#define FASTLIN_VEC "cpu/vec/scalar.h"
 #include "cpu/kernels_before.h"
 
 namespace fastlin {
 namespace scalar {
 namespace {
-#include "cpu/vec/scalar.h"
 #include "cpu/kernels_once.h"
 }  // namespace
 extern const InstructionSet instruction_set;

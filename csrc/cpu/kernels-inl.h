@@ -18,8 +18,8 @@ std::vector<W> workers(int threads, Memory& memory, Make make) {
 
 // Adds partial sums [blocks, count] in block order.
 template <class T>
-void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride, std::int64_t count, int threads,
-                T* sum) {
+void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride, std::int64_t count,
+                int threads, T* sum) {
   constexpr std::int64_t kPart = 1024;
   const std::int64_t parts = (count + kPart - 1) / kPart;
   for_each_block(parts, parts * blocks < 64 ? 1 : threads, [&](std::int64_t part, int) {
@@ -96,13 +96,13 @@ class GramWorker {
 };
 
 template <class T>
-bool gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n, std::int64_t m, T* G,
-          int threads, Interrupt interrupt) {
+bool gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n, std::int64_t m,
+          T* G, int threads, Interrupt interrupt) {
   constexpr std::int64_t N = Vec<T>::size, kBlock = 64;
   Stop stop(interrupt);
   Memory workspace;
-  std::vector<GramWorker<T>> members = workers<GramWorker<T>>(
-      threads, workspace, [&](Arena& arena) { return GramWorker<T>(arena, n, m); });
+  std::vector<GramWorker<T>> members =
+      workers<GramWorker<T>>(threads, workspace, [&](Arena& arena) { return GramWorker<T>(arena, n, m); });
   for_each_block((B + kBlock - 1) / kBlock, threads, [&](std::int64_t block, int thread) {
     if (stop.now(thread)) return;
     const std::int64_t end = std::min(B, (block + 1) * kBlock);

@@ -1,5 +1,6 @@
-// What the kernels use and does not depend on the instruction set. It is included before a target region begins:
-// an inline function that is compiled inside one could be the copy that the linker keeps for every machine.
+// What the kernels use and does not depend on the instruction set. It is included before a target region
+// begins: an inline function that is compiled inside one could be the copy that the linker keeps for every
+// machine.
 #pragma once
 
 #include <algorithm>
@@ -12,3 +13,14 @@
 #include "cpu/plan.h"
 #include "cpu/records.h"
 #include "kernels.h"
+
+// A region whose functions are compiled for an instruction set that the rest of the library cannot count on.
+#define FASTLIN_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define FASTLIN_BEGIN_TARGET(features) \
+  FASTLIN_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define FASTLIN_END_TARGET FASTLIN_PRAGMA(clang attribute pop)
+#else
+#define FASTLIN_BEGIN_TARGET(features) FASTLIN_PRAGMA(GCC push_options) FASTLIN_PRAGMA(GCC target(features))
+#define FASTLIN_END_TARGET FASTLIN_PRAGMA(GCC pop_options)
+#endif

@@ -1,7 +1,11 @@
-// Every kernel, over the Vec that comes before: included once for each instruction set, in its namespace.
+// Every kernel, over the Vec of the file FASTLIN_VEC: included once for each instruction set, in its
+// namespace.
+// clang-format off: each file uses those before it.
+#include FASTLIN_VEC
 #include "cpu/tile-inl.h"
 #include "cpu/context-inl.h"
 #include "cpu/chunk-inl.h"
 #include "cpu/stack-inl.h"
 #include "cpu/attention-inl.h"
 #include "cpu/kernels-inl.h"
+// clang-format on

@@ -53,10 +53,10 @@ struct Record {
 
 template <class T>
 struct Plan {
-  static constexpr std::int64_t kBlocks = 64;          // enough to share among many cores
+  static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
   static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
-  static constexpr std::int64_t kTiles = 8;  // a chunk's: dW is summed over 8 tiles in registers
+  static constexpr std::int64_t kTiles = 16;  // a chunk's: dW is summed over so many in registers
 
   const Problem<T>& problem;
   Path path;
@@ -74,7 +74,8 @@ struct Plan {
     const std::int64_t square = P.R * P.H * P.m * P.m;
     matrices = (out.dW != nullptr ? square : 0) +
                P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
-    const std::int64_t partial = (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
+    const std::int64_t partial =
+        (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t most =
         std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
     const std::int64_t smallest = 64;

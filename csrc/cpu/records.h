@@ -32,8 +32,8 @@ void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, dou
       const std::int64_t head = ((r * H + h) * P.K + k) * m;
       double* e = at.e < 0 ? nullptr : record + at.e + h * m;
       const double* a = at.a < 0 ? nullptr : record + at.a + h * m;
-      // In one layer the prompt is the same for all sequences of the task, so that s, the sum of g a, says all:
-      // dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
+      // In one layer the prompt is the same for all sequences of the task, so that s, the sum of g a, says
+      // all: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
       for (std::int64_t t = 0; a != nullptr && t < P.t; ++t) {
         const T* token = prompts + t * m;
         double with_v = 0, with_a = 0;

@@ -58,23 +58,32 @@ struct Tile {
 
   // sums[i] += the sum over lanes of entry i: V::size entries at a time, transposed and added in pairs.
   static void add_sums(const T* tile, std::int64_t count, double* sums) {
-    for (std::int64_t i = 0; i < count; i += N) {
-      const int width = static_cast<int>(count - i < N ? count - i : N);
-      V r[N];
-      for (int j = 0; j < N; ++j) r[j] = j < width ? at(tile, i + j) : V::zero();
-      V::transpose(r);
-      for (int step = 1; step < N; step *= 2) {
-        for (int j = 0; j + step < N; j += 2 * step) r[j] = r[j] + r[j + step];
-      }
+    std::int64_t i = 0;
+    for (; i + N <= count; i += N) {
       T lanes[N];
-      r[0].store(lanes);
-      for (int j = 0; j < width; ++j) sums[i + j] += static_cast<double>(lanes[j]);
+      sum_entries(tile + i * N, N).store(lanes);
+      for (int j = 0; j < N; ++j) sums[i + j] += static_cast<double>(lanes[j]);
     }
+    if (i == count) return;
+    T lanes[N];
+    sum_entries(tile + i * N, static_cast<int>(count - i)).store(lanes);
+    for (int j = 0; i + j < count; ++j) sums[i + j] += static_cast<double>(lanes[j]);
+  }
+
+ private:
+  static V sum_entries(const T* tile, int count) {
+    V r[N];
+    for (int j = 0; j < N; ++j) r[j] = j < count ? at(tile, j) : V::zero();
+    V::transpose(r);
+    for (int step = 1; step < N; step *= 2) {
+      for (int j = 0; j + step < N; j += 2 * step) r[j] = r[j] + r[j + step];
+    }
+    return r[0];
   }
 };
 
-// Operands of products: entry (k, i), with strides in entries. Lanes differ from sequence to sequence, numbers are
-// the same for all.
+// Operands of products: entry (k, i), with strides in entries. Lanes differ from sequence to sequence,
+// numbers are the same for all.
 template <class T>
 struct Lanes {
   const T* first;
@@ -102,8 +111,8 @@ struct To {
   bool adds = false;
 };
 
-// I x J entries of a product in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and leave
-// four of 16 registers for J factors and one more.
+// I x J entries of a product in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and
+// leave four of 16 registers for J factors and one more.
 template <int I, int J, class T, class A>
 inline void product_part(std::int64_t count, A a, Lanes<T> b, To<T> to, std::int64_t i0, std::int64_t j0) {
   using V = Vec<T>;

@@ -76,4 +76,6 @@ struct Vec<double> {
 inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {_mm256_add_pd(a.x, b.x)}; }
 inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {_mm256_sub_pd(a.x, b.x)}; }
 inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm256_mul_pd(a.x, b.x)}; }
-inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {_mm256_fmadd_pd(a.x, b.x, c.x)}; }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return {_mm256_fmadd_pd(a.x, b.x, c.x)};
+}

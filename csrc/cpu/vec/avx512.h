@@ -1,5 +1,7 @@
 // Vec for AVX-512 F: 16 floats or 8 doubles. Included inside a target region.
 
+#include "cpu/vec/common.h"
+
 template <class T>
 struct Vec;
 
@@ -62,4 +64,6 @@ struct Vec<double> {
 inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {_mm512_add_pd(a.x, b.x)}; }
 inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {_mm512_sub_pd(a.x, b.x)}; }
 inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm512_mul_pd(a.x, b.x)}; }
-inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {_mm512_fmadd_pd(a.x, b.x, c.x)}; }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return {_mm512_fmadd_pd(a.x, b.x, c.x)};
+}

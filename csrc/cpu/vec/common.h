@@ -1,4 +1,5 @@
-// What several instruction sets share. Included inside a target region, before the Vec of the instruction set.
+// What several instruction sets share. Included inside a target region, before the Vec of the instruction
+// set.
 
 // log2(size) rounds of zips: in each, r[i] and r[i + size / 2] become r[2 i] and r[2 i + 1].
 template <class V, int N>

@@ -1,5 +1,7 @@
 // Vec for NEON on AArch64: 4 floats or 2 doubles.
 
+#include "cpu/vec/common.h"
+
 template <class T>
 struct Vec;
 

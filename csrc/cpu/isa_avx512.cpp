@@ -1,0 +1,27 @@
+// The kernels for AVX-512 F.
+#define FASTLIN_VEC "cpu/vec/avx512.h"
+#include "cpu/kernels_before.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+FASTLIN_BEGIN_TARGET("avx512f,avx2,fma")
+namespace fastlin {
+namespace avx512 {
+namespace {
+#include "cpu/kernels_once.h"
+}  // namespace
+}  // namespace avx512
+}  // namespace fastlin
+FASTLIN_END_TARGET
+
+namespace fastlin {
+namespace avx512 {
+extern const InstructionSet instruction_set;
+const InstructionSet instruction_set{"avx512",
+                                     [] { return __builtin_cpu_supports("avx512f") != 0; },
+                                     {&attention<float>, &gram<float>, &fma_chains<float>},
+                                     {&attention<double>, &gram<double>, &fma_chains<double>}};
+}  // namespace avx512
+}  // namespace fastlin
+#endif
