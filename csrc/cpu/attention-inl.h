@@ -6,6 +6,9 @@
 // its part of c is made once a run, its part of the gradients when the task is finished (records.h). A stack
 // has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a trial and sequence, beside the
 // context's.
+//
+// Trials are taken in groups, a few tiles at a time, so that a Gram matrix in L1 serves the group. The
+// vectors of a group are its trials' heads, one after the other.
 
 template <class T>
 class Worker {
@@ -20,30 +23,28 @@ class Worker {
         out(out),
         at(plan.record),
         m(plan.problem.m),
+        stack(plan.path == Path::kStack),
+        streamed(plan.path == Path::kStreamed),
+        gradients(out.dW || out.dv || out.dh || out.dp || out.dA || out.dC || out.dx || out.dq),
+        needs_qb(stack ? gradients : out.dq != nullptr),
+        needs_dG(out.dx != nullptr && !streamed),
         chunk(arena, plan),
         layers(arena, plan.problem, out) {
-    const std::int64_t H = P.H, tiles = plan.tiles, vectors = tiles * H * m * N;
-    stack = plan.path == Path::kStack;
-    streamed = plan.path == Path::kStreamed;
-    gradients = out.dW || out.dv || out.dh || out.dp || out.dA || out.dC || out.dx || out.dq;
-    needs_qb = stack ? gradients : out.dq != nullptr;
-    needs_dG = out.dx != nullptr && !streamed;
+    const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     scratch = arena.take<T>(streamed ? Streamed<T>::scratch(P.n, m) : Gram<T>::scratch(P.n, m));
-    v = arena.take<T>(H * m * N);
-    h = arena.take<T>(P.h != nullptr ? m * N : 0);
-    p = arena.take<T>(P.t * m * N);
-    Pv = arena.take<T>(H * m * N);
-    a = arena.take<T>(vectors);
-    gc = arena.take<T>(vectors);
+    x = arena.take<T>(plan.tiles_at_once * 2 * most * m * N);
+    base = arena.take<T>(2 * most * m * N);
+    ce = arena.take<T>(2 * most * m * N);
+    h = arena.take<T>(P.h != nullptr ? group * m * N : 0);
+    p = arena.take<T>(group * P.t * m * N);
+    gc = arena.take<T>(tiles * most * m * N);
     last_q = arena.take<T>(stack ? tiles * m * N : 0);
-    e = arena.take<T>(H * m * N);
-    sums = arena.take<T>(at.width * N);
-    mixed = arena.take<T>(at.width * N);
+    sums = arena.take<T>(group * at.width * N);
     dW = arena.take<T>(m * m * N);
     dq = arena.take<T>(out.dq != nullptr ? tiles * m * N : 0);
     dG = arena.take<T>(needs_dG ? tiles * m * m * N : 0);
-    pairs = arena.take<T>(out.dx != nullptr && streamed ? tiles * P.R * H * 2 * m * N : 0);
+    pairs = arena.take<T>(out.dx != nullptr && streamed ? tiles * P.R * P.H * 2 * m * N : 0);
     tokens = arena.take<T>(out.dx != nullptr ? 2 * Tokens<T>::group(m) * m * N : 0);
     records = arena.take<double>(tiles * N * P.R * at.width);
   }
@@ -68,8 +69,9 @@ class Worker {
       }
       std::fill(records + (open >= 0 ? size : 0), records + chunk.runs * size, 0.0);
       work();
-      for (std::int64_t i = 0; i + 1 < chunk.runs; ++i)
+      for (std::int64_t i = 0; i + 1 < chunk.runs; ++i) {
         close(begin, end, chunk.run_task[i], records + i * size, end_records, ends);
+      }
       open = chunk.run_task[chunk.runs - 1];
       if (chunk.runs > 1) std::copy_n(records + (chunk.runs - 1) * size, size, records);
     }
@@ -96,13 +98,19 @@ class Worker {
     }
     if (out.dq != nullptr) L::zero(dq, chunk.tiles * m);
     if (needs_dG) L::zero(dG, chunk.tiles * m * m);
-    for (std::int64_t r = 0; r < P.R; ++r) trial(r);
+    for (first_trial = 0; first_trial < P.R; first_trial += plan.trials_at_once) {
+      trials = std::min(plan.trials_at_once, P.R - first_trial);
+      vectors = trials * P.H;
+      run_trials();
+    }
     if (out.dq != nullptr || out.dx != nullptr) {
       for (std::int64_t tile = 0; tile < chunk.tiles; ++tile) store_data_gradients(tile);
     }
   }
 
-  Tokens<T> tokens_of(std::int64_t tile) const { return {chunk.x + tile * N, P.x_row, P.n, m}; }
+  Tokens<T> tokens_of(std::int64_t tile) const {
+    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m};
+  }
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
   void form_gram(std::int64_t tile) {
@@ -114,86 +122,105 @@ class Worker {
     if (P.see_query) Gram<T>::add_outer(chunk.q + tile * m * N, 1, m, gram_of(tile));
   }
 
-  void trial(std::int64_t r) {
-    if (stack) {
-      layers.clear_sums();
-    } else {
-      project(r, 0, chunk.tiles, chunk.q);
+  void run_trials() {
+    if (stack) layers.clear_sums();
+    std::int64_t range = 0;  // the tile whose tasks, lane by lane, the sums belong to
+    for (std::int64_t part = 0; part < chunk.tiles; part += plan.tiles_at_once) {
+      const std::int64_t end = std::min(chunk.tiles, part + plan.tiles_at_once);
+      first_tile = part;
+      if (!stack) project(part, end - part, chunk.q + part * m * N);
+      for (std::int64_t tile = part; tile < end; ++tile) {
+        if (chunk.changed[tile]) {
+          if (tile > 0) add_to_records(range);
+          range = tile;
+          L::zero(sums, trials * at.width);
+          load_parameters(tile);
+        }
+        if (stack) {
+          run_layers(tile);
+          project(tile, 1, last_q + tile * m * N);
+        }
+        head(tile);
+      }
     }
-    std::int64_t run = -1;  // whose sums are in `sums`
-    for (std::int64_t tile = 0; tile < chunk.tiles; ++tile) {
-      if (chunk.changed[tile]) load_parameters(r, tile);
-      if (stack) {
-        run_layers(r, tile);
-        project(r, tile, 1, last_q + tile * m * N);
-      }
-      if (!chunk.whole[tile]) {
-        L::zero(mixed, at.width);
-        head(r, tile, mixed);
-        scatter(r, tile);
-        continue;
-      }
-      if (chunk.run[tile * N] != run) {
-        flush(r, run);
-        run = chunk.run[tile * N];
-        L::zero(sums, at.width);
-      }
-      head(r, tile, sums);
-    }
-    flush(r, run);
-    if (out.dW != nullptr) add_dW(r);
-    if (stack && gradients) layers.add_sums(r, block_dA, block_dC);
+    add_to_records(range);
+    if (out.dW != nullptr) add_dW();
+    if (stack && gradients) layers.add_sums(first_trial, block_dA, block_dC);
   }
 
-  // a [H, tiles, m] = W' q for tiles first, first + 1, ... whose queries are at q.
-  void project(std::int64_t r, std::int64_t first, std::int64_t tiles, const T* q) {
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      const T* W = P.W + (r * P.H + hd) * m * m;
-      T* to = a + (hd * plan.tiles + first) * m * N;
-      product(m, tiles, m, Numbers<T>{W, m, 1}, Lanes<T>{q, 1, m}, To<T>{to, 1, m});
-    }
-  }
+  // What G is applied to in a tile: v, then a [2, vectors, m].
+  T* slot(std::int64_t tile) { return x + (tile - first_tile) * 2 * vectors * m * N; }
+  T* a_of(std::int64_t tile, std::int64_t vector) { return slot(tile) + (vectors + vector) * m * N; }
+  T* v_of(std::int64_t tile, std::int64_t vector) { return slot(tile) + vector * m * N; }
+  T* gc_of(std::int64_t tile, std::int64_t vector) { return gc + (tile * vectors + vector) * m * N; }
+  const T* query(std::int64_t tile) const { return (stack ? last_q : chunk.q) + tile * m * N; }
 
-  // What the tasks of a tile's lanes say: v, h, p, and in one layer the prompt's part of c.
-  void load_parameters(std::int64_t r, std::int64_t tile) {
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      chunk.by_task(tile, P.v + (r * P.H + hd) * P.K * m, m, v + hd * m * N);
-    }
-    if (P.h != nullptr) chunk.by_task(tile, P.h + r * P.K * m, m, h);
-    if (P.p != nullptr) chunk.by_task(tile, P.p + r * P.K * P.t * m, P.t * m, p);
-    L::zero(Pv, P.H * m);
-    if (stack) return;
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      for (std::int64_t t = 0; P.p != nullptr && t < P.t; ++t) {
-        Streamed<T>::template add_tokens<1, false>(p + t * m * N, m, v + hd * m * N, nullptr, Pv + hd * m * N,
-                                                   nullptr);
-      }
+  // a = W' q for some tiles, into their slots.
+  void project(std::int64_t tile, std::int64_t tiles, const T* q) {
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      const T* W = P.W + (first_trial * P.H + i) * m * m;
+      product(m, tiles, m, NumbersAcross<T>{W, m}, Along<T>{q, m},
+              ToAlong<T>{a_of(tile, i), 2 * vectors * m});
     }
   }
 
-  void run_layers(std::int64_t r, std::int64_t tile) {
+  // What the tasks of a tile's lanes say, for it and for those after it until they change: v in all slots, h,
+  // p, and in one layer the prompt's part of c.
+  void load_parameters(std::int64_t tile) {
+    const std::int64_t r = first_trial;
+    for (std::int64_t i = 0; i < trials; ++i) {
+      if (P.h != nullptr) chunk.by_task(tile, P.h + (r + i) * P.K * m, m, h + i * m * N);
+      if (P.p != nullptr) {
+        chunk.by_task(tile, P.p + (r + i) * P.K * P.t * m, P.t * m, p + i * P.t * m * N);
+      }
+    }
+    L::zero(base, 2 * vectors * m);
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      T* v = v_of(tile, i);
+      chunk.by_task(tile, P.v + (r * P.H + i) * P.K * m, m, v);
+      for (std::int64_t other = 0; other < plan.tiles_at_once; ++other) {
+        T* copy = v_of(first_tile + other, i);
+        if (copy != v) std::copy_n(v, m * N, copy);
+      }
+      for (std::int64_t t = 0; !stack && P.p != nullptr && t < P.t; ++t) {
+        const T* token = p + (i / P.H * P.t + t) * m * N;
+        Streamed<T>::template add_tokens<1, false>(token, m, v, nullptr, base + i * m * N, nullptr);
+      }
+    }
+  }
+
+  void run_layers(std::int64_t tile) {
     std::copy_n(gram_of(tile), m * m * N, layers.first_G());
     std::copy_n(chunk.q + tile * m * N, m * N, layers.first_q());
     if (P.p != nullptr) Gram<T>::add_outer(p, P.t, m, layers.first_G());
-    layers.forward(r);
+    layers.forward(first_trial);
     std::copy_n(layers.last_q(), m * N, last_q + tile * m * N);
   }
 
-  const T* query(std::int64_t tile) const { return (stack ? last_q : chunk.q) + tile * m * N; }
-  T* vector(T* all, std::int64_t hd, std::int64_t tile) { return all + (hd * plan.tiles + tile) * m * N; }
-
-  // c and, when heads are trained, e of one attention head. Returns a . c.
-  template <bool kE>
-  V apply(std::int64_t hd, std::int64_t tile, T* c, T* e_out) {
-    const T *vh = v + hd * m * N, *ah = vector(a, hd, tile), *base = Pv + hd * m * N;
+  // c and, when heads are trained, e of all vectors [2, vectors, m].
+  void apply(std::int64_t tile) {
+    const std::int64_t columns = (at.e >= 0 ? 2 : 1) * vectors;
     if (!streamed) {
-      return Gram<T>::template apply<kE>(stack ? layers.last_G() : gram_of(tile), m, vh, ah, base, c, e_out);
+      const T* matrix = stack ? layers.last_G() : gram_of(tile);
+      product(m, columns, m, Across<T>{matrix, m}, Along<T>{slot(tile), m}, ToAlong<T>{ce, m, T(1), base});
+      return;
     }
-    std::copy_n(base, m * N, c);
-    if (kE) L::zero(e_out, m);
-    if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vh, ah, c, e_out);
-    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vh, ah, c, e_out, scratch);
-    return dot(ah, c, m);
+    std::copy_n(base, columns * m * N, ce);
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      if (at.e >= 0) {
+        stream<true>(tile, i);
+      } else {
+        stream<false>(tile, i);
+      }
+    }
+  }
+
+  template <bool kE>
+  void stream(std::int64_t tile, std::int64_t i) {
+    const T *v = v_of(tile, i), *a = a_of(tile, i);
+    T *c = ce + i * m * N, *e = ce + (vectors + i) * m * N;
+    if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, v, a, c, e);
+    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, v, a, c, e, scratch);
   }
 
   static V dot(const T* x, const T* y, std::int64_t count) {
@@ -209,39 +236,45 @@ class Worker {
 
   // to += factor * x.
   static void add_scaled(V factor, const T* x, std::int64_t count, T* to) {
+    FASTLIN_UNROLL_BY_4
     for (std::int64_t i = 0; i < count; ++i) L::put(to, i, fma(factor, L::at(x, i), L::at(to, i)));
   }
 
-  // The last layer of one tile: prediction, error, and all gradients but dW; sums per task are added to
-  // `sum`.
-  void head(std::int64_t r, std::int64_t tile, T* sum) {
+  // The last layer of one tile: predictions, errors, and all gradients but dW.
+  void head(std::int64_t tile) {
     const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
-    V attended = V::zero();
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      T* c = vector(gc, hd, tile);
-      T* eh = e + hd * m * N;
-      attended = attended + (at.e >= 0 ? apply<true>(hd, tile, c, eh) : apply<false>(hd, tile, c, eh));
+    apply(tile);
+    for (std::int64_t i = 0; i < trials; ++i) {
+      const T* hi = h + i * m * N;
+      T* sum = sums + i * at.width * N;
+      V attended = V::zero();
+      for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
+        attended = attended + dot(a_of(tile, vector), ce + vector * m * N, m);
+      }
+      V yhat = scale * attended;
+      if (P.h != nullptr) yhat = fma(rho, dot(query(tile), hi, m), yhat);
+      if (out.yhat != nullptr) scatter_yhat(first_trial + i, tile, yhat);
+      const V residual = error(first_trial + i, tile, yhat, sum);
+      if (!gradients) continue;
+      const V g = scale * residual;
+      if (at.q >= 0) add_scaled(rho * residual, query(tile), m, sum + at.q * N);
+      for (std::int64_t k = 0; k < P.H; ++k) {
+        const std::int64_t vector = i * P.H + k;
+        const T* c = ce + vector * m * N;
+        T* scaled = gc_of(tile, vector);
+        FASTLIN_UNROLL_BY_4
+        for (std::int64_t j = 0; j < m; ++j) L::put(scaled, j, g * L::at(c, j));
+        if (at.e >= 0) add_scaled(g, c + vectors * m * N, m, sum + (at.e + k * m) * N);
+        if (at.a >= 0) add_scaled(g, a_of(tile, vector), m, sum + (at.a + k * m) * N);
+      }
+      if (needs_qb) make_qb(i, tile, rho * residual);
+      if (stack) {
+        reverse_layers(tile, g, sum);
+      } else if (out.dx != nullptr) {
+        keep_pairs(i, tile, g);
+      }
+      if (out.dq != nullptr) pull_query(i, tile, g);
     }
-    V yhat = scale * attended;
-    if (P.h != nullptr) yhat = fma(rho, dot(query(tile), h, m), yhat);
-    if (out.yhat != nullptr) scatter_yhat(r, tile, yhat);
-    const V residual = error(r, tile, yhat, sum);
-    if (!gradients) return;
-    const V g = scale * residual;
-    if (at.q >= 0) add_scaled(rho * residual, query(tile), m, sum + at.q * N);
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      T* c = vector(gc, hd, tile);
-      for (std::int64_t j = 0; j < m; ++j) L::put(c, j, g * L::at(c, j));
-      if (at.e >= 0) add_scaled(g, e + hd * m * N, m, sum + (at.e + hd * m) * N);
-      if (at.a >= 0) add_scaled(g, vector(a, hd, tile), m, sum + (at.a + hd * m) * N);
-    }
-    if (needs_qb) make_qb(r, tile, rho * residual);
-    if (stack) {
-      reverse_layers(r, tile, g, sum);
-    } else if (out.dx != nullptr) {
-      keep_pairs(r, tile, g);
-    }
-    if (out.dq != nullptr) pull_query(tile, g);
   }
 
   // r = dloss/dyhat of the lanes; squared errors go to the sums.
@@ -266,93 +299,100 @@ class Worker {
     for (int l = 0; l < chunk.lanes(tile); ++l) out.yhat[r * P.B + chunk.sequence[tile * N + l]] = lanes[l];
   }
 
-  void make_qb(std::int64_t r, std::int64_t tile, V skipped) {
+  // qb of trial i of the group.
+  void make_qb(std::int64_t i, std::int64_t tile, V skipped) {
     T* qb = layers.qb;
     if (P.h != nullptr) {
-      for (std::int64_t i = 0; i < m; ++i) L::put(qb, i, skipped * L::at(h, i));
+      for (std::int64_t j = 0; j < m; ++j) L::put(qb, j, skipped * L::at(h + i * m * N, j));
     } else {
       L::zero(qb, m);
     }
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      const T* W = P.W + (r * P.H + hd) * m * m;
-      product(m, 1, m, Numbers<T>{W, 1, m}, Lanes<T>{vector(gc, hd, tile), 1, 0},
-              To<T>{qb, 1, 0, T(1), true});
+    for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
+      const T* W = P.W + (first_trial * P.H + vector) * m * m;
+      product(m, 1, m, NumbersAlong<T>{W, m}, Along<T>{gc_of(tile, vector), 0}, ToAlong<T>{qb, 0, T(1), qb});
     }
   }
 
-  // target [m, m] += g sym(a v') of one attention head.
-  void add_rank_two(std::int64_t hd, std::int64_t tile, V g, T* target) {
-    const T *ah = vector(a, hd, tile), *vh = v + hd * m * N;
+  // target [m, m] += g sym(a v').
+  void add_rank_two(std::int64_t vector, std::int64_t tile, V g, T* target) {
+    const T *a = a_of(tile, vector), *v = v_of(tile, vector);
     const V half = V::set(T(0.5)) * g;
     for (std::int64_t i = 0; i < m; ++i) {
-      const V ai = half * L::at(ah, i), vi = half * L::at(vh, i);
+      const V ai = half * L::at(a, i), vi = half * L::at(v, i);
       for (std::int64_t j = 0; j < m; ++j) {
-        const V value = fma(ai, L::at(vh, j), fma(vi, L::at(ah, j), L::at(target, i * m + j)));
+        const V value = fma(ai, L::at(v, j), fma(vi, L::at(a, j), L::at(target, i * m + j)));
         L::put(target, i * m + j, value);
       }
     }
   }
 
-  void reverse_layers(std::int64_t r, std::int64_t tile, V g, T* sum) {
+  // A stack takes its trials one by one.
+  void reverse_layers(std::int64_t tile, V g, T* sum) {
     L::zero(layers.Gb, m * m);
-    for (std::int64_t hd = 0; hd < P.H; ++hd) add_rank_two(hd, tile, g, layers.Gb);
-    layers.reverse(r);
+    for (std::int64_t vector = 0; vector < P.H; ++vector) add_rank_two(vector, tile, g, layers.Gb);
+    layers.reverse(first_trial);
     if (at.p >= 0) {
-      product(m, P.t, m, Lanes<T>{layers.Gb, m, 1}, Lanes<T>{p, 1, m},
-              To<T>{sum + at.p * N, 1, m, T(2), true});
+      T* dp = sum + at.p * N;
+      product(m, P.t, m, Across<T>{layers.Gb, m}, Along<T>{p, m}, ToAlong<T>{dp, m, T(2), dp});
     }
     if (needs_dG) L::add(dG + tile * m * m * N, layers.Gb, m * m);
   }
 
-  // For the gradient of the tokens: g a and v of this trial, or their part of dG.
-  void keep_pairs(std::int64_t r, std::int64_t tile, V g) {
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
+  // For the gradient of the tokens: g a and v of a trial, or their part of dG.
+  void keep_pairs(std::int64_t i, std::int64_t tile, V g) {
+    for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
       if (needs_dG) {
-        add_rank_two(hd, tile, g, dG + tile * m * m * N);
+        add_rank_two(vector, tile, g, dG + tile * m * m * N);
         continue;
       }
-      T* pair = pairs + ((tile * P.R + r) * P.H + hd) * 2 * m * N;
-      const T* ah = vector(a, hd, tile);
-      for (std::int64_t j = 0; j < m; ++j) L::put(pair, j, g * L::at(ah, j));
-      std::copy_n(v + hd * m * N, m * N, pair + m * N);
+      T* pair = pairs + ((tile * P.R + first_trial) * P.H + vector) * 2 * m * N;
+      const T* a = a_of(tile, vector);
+      for (std::int64_t j = 0; j < m; ++j) L::put(pair, j, g * L::at(a, j));
+      std::copy_n(v_of(tile, vector), m * N, pair + m * N);
     }
   }
 
   // dq += qb, and 2 Gb q when the query is among the keys.
-  void pull_query(std::int64_t tile, V g) {
+  void pull_query(std::int64_t i, std::int64_t tile, V g) {
     T* to = dq + tile * m * N;
     L::add(to, layers.qb, m);
     if (!P.see_query) return;
     const T* q = chunk.q + tile * m * N;
     if (stack) {
-      product(m, 1, m, Lanes<T>{layers.Gb, m, 1}, Lanes<T>{q, 1, 0}, To<T>{to, 1, 0, T(2), true});
+      product(m, 1, m, Across<T>{layers.Gb, m}, Along<T>{q, 0}, ToAlong<T>{to, 0, T(2), to});
       return;
     }
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      const T *ah = vector(a, hd, tile), *vh = v + hd * m * N;
-      const V with_v = g * dot(q, vh, m), with_a = g * dot(q, ah, m);
-      add_scaled(with_v, ah, m, to);
-      add_scaled(with_a, vh, m, to);
+    for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
+      const T *a = a_of(tile, vector), *v = v_of(tile, vector);
+      const V with_v = g * dot(q, v, m), with_a = g * dot(q, a, m);
+      add_scaled(with_v, a, m, to);
+      add_scaled(with_a, v, m, to);
     }
   }
 
-  void flush(std::int64_t r, std::int64_t run) {
-    if (run >= 0) L::add_sums(sums, at.width, records + (run * P.R + r) * at.width);
-  }
-
-  // Adds the lanes of a tile of several tasks to their records, one by one.
-  void scatter(std::int64_t r, std::int64_t tile) {
-    for (int l = 0; l < chunk.lanes(tile); ++l) {
-      double* record = records + (chunk.run[tile * N + l] * P.R + r) * at.width;
-      for (std::int64_t i = 0; i < at.width; ++i) record[i] += static_cast<double>(mixed[i * N + l]);
+  // Adds the sums to the records: of one task, or of each lane's.
+  void add_to_records(std::int64_t tile) {
+    for (std::int64_t i = 0; i < trials; ++i) {
+      const T* sum = sums + i * at.width * N;
+      if (chunk.whole[tile]) {
+        L::add_sums(sum, at.width, record(chunk.run[tile * N], i));
+        continue;
+      }
+      for (int l = 0; l < chunk.lanes(tile); ++l) {
+        double* to = record(chunk.run[tile * N + l], i);
+        for (std::int64_t j = 0; j < at.width; ++j) to[j] += static_cast<double>(sum[j * N + l]);
+      }
     }
   }
+  double* record(std::int64_t run, std::int64_t i) {
+    return records + (run * P.R + first_trial + i) * at.width;
+  }
 
-  void add_dW(std::int64_t r) {
-    const T* q = query(0);
-    for (std::int64_t hd = 0; hd < P.H; ++hd) {
-      product(m, m, chunk.tiles, Lanes<T>{q, m, 1}, Lanes<T>{vector(gc, hd, 0), m, 1}, To<T>{dW, m, 1});
-      L::add_sums(dW, m * m, block_dW + (r * P.H + hd) * m * m);
+  void add_dW() {
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      product(m, m, chunk.tiles, Across<T>{query(0), m}, Across<T>{gc_of(0, i), vectors * m},
+              ToAcross<T>{dW, m});
+      L::add_sums(dW, m * m, block_dW + (first_trial * P.H + i) * m * m);
     }
   }
 
@@ -377,7 +417,7 @@ class Worker {
       tokens_of(tile).load(first, count, z);
       if (needs_dG) {
         const T* Gb = dG + tile * m * m * N;
-        product(m, count, m, Lanes<T>{Gb, m, 1}, Lanes<T>{z, 1, m}, To<T>{dz, 1, m, T(2)});
+        product(m, count, m, Across<T>{Gb, m}, Along<T>{z, m}, ToAlong<T>{dz, m, T(2)});
       } else {
         L::zero(dz, count * m);
         const T* pair = pairs + tile * P.R * P.H * 2 * m * N;
@@ -399,10 +439,23 @@ class Worker {
   const Results<T>& out;
   const Record& at;
   const std::int64_t m;
+  const bool stack, streamed, gradients, needs_qb, needs_dG;
   Chunk<T> chunk;
   Layers<T> layers;
-  bool stack, streamed, gradients, needs_qb, needs_dG;
-  T *G, *scratch, *v, *h, *p, *Pv, *a, *gc, *last_q, *e, *sums, *mixed, *dW, *dq, *dG, *pairs, *tokens;
+  std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
+  std::int64_t first_tile = 0;                            // of those at work
+  T* G;                                                   // [tiles, m, m]
+  T* x;                                                   // [tiles at once, 2, vectors, m]: v, a
+  T* base;                                                // [2, vectors, m]: the prompt's part of c, zeros
+  T* ce;                                                  // [2, vectors, m]: c, e
+  T* gc;                                                  // [tiles, vectors, m]: g c
+  T *h, *p;                                               // [trials, m], [trials, t, m] by the lanes' tasks
+  T* last_q;                                              // [tiles, m] behind the matrix layers
+  T* sums;                                                // [trials, width]
+  T *dW, *dq;                                             // [m, m], [tiles, m]
+  T* dG;                                                  // [tiles, m, m]
+  T* pairs;                                               // [tiles, R, H, 2, m]: g a, v
+  T *scratch, *tokens;
   double* records;  // [runs of a chunk, R, width]
   double *block_dW = nullptr, *block_dA = nullptr, *block_dC = nullptr;
 };

@@ -13,11 +13,28 @@ struct Tokens {
   static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
 
   const T* const* rows;  // [lanes] first token of each
+  const T* const* next;  // [lanes] of the tile that comes after; null when it is not known
   std::int64_t row;      // stride of tokens
   std::int64_t n, m;
 
+  // Asks for what is read 4 KiB later, in this sequence or in the one that its lane has next. Left to the
+  // hardware, so many short streams take half of the time waiting.
+  void prefetch(std::int64_t first, std::int64_t count) const {
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    const std::int64_t length = n * row, ahead = std::min<std::int64_t>(length, 4096 / sizeof(T));
+    const std::int64_t start = first * row + ahead;
+    const T* const* from = start < length ? rows : next;
+    if (from == nullptr) return;
+    const std::int64_t offset = start < length ? start : start - length;
+    const std::int64_t end = std::min(length, offset + count * row);
+    for (int l = 0; l < N; ++l) {
+      for (std::int64_t i = offset; i < end; i += kLine) __builtin_prefetch(from[l] + i);
+    }
+  }
+
   // tile [count, m, lanes] of tokens first, first + 1, ...
   void load(std::int64_t first, std::int64_t count, T* tile) const {
+    prefetch(first, count);
     if (row == m) {
       L::load(rows, first * m, count * m, tile);
     } else {
@@ -79,9 +96,11 @@ struct Streamed {
   template <int I, bool kGrad>
   static void add_tokens(const T* z, std::int64_t m, const T* v, const T* a, T* c, T* e) {
     V with_v[I], with_a[I];
+    FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) with_v[i] = with_a[i] = V::zero();
     for (std::int64_t j = 0; j < m; ++j) {
       const V vj = L::at(v, j), aj = kGrad ? L::at(a, j) : V::zero();
+      FASTLIN_UNROLL
       for (int i = 0; i < I; ++i) {
         const V zj = L::at(z, i * m + j);
         with_v[i] = fma(zj, vj, with_v[i]);
@@ -90,6 +109,7 @@ struct Streamed {
     }
     for (std::int64_t j = 0; j < m; ++j) {
       V cj = L::at(c, j), ej = kGrad ? L::at(e, j) : V::zero();
+      FASTLIN_UNROLL
       for (int i = 0; i < I; ++i) {
         const V zj = L::at(z, i * m + j);
         cj = fma(zj, with_v[i], cj);
@@ -139,56 +159,10 @@ struct Gram {
 
   // G += x x' for vectors x [count, m, lanes].
   static void add_outer(const T* x, std::int64_t count, std::int64_t m, T* G) {
-    symmetric_product(m, count, Lanes<T>{x, m, 1}, Lanes<T>{x, m, 1}, To<T>{G, m, 1, T(1), true});
-  }
-
-  // c = base + G v and, when heads are trained, e = G a: each entry of G is loaded once for both. Returns a .
-  // c.
-  template <bool kE>
-  static V apply(const T* G, std::int64_t m, const T* v, const T* a, const T* base, T* c, T* e) {
-    V dot = V::zero();
-    std::int64_t i = 0;
-    for (; i + 6 <= m; i += 6) dot = apply_rows<6, kE>(G, m, v, a, base, c, e, i, dot);
-    switch (m - i) {
-      case 5:
-        return apply_rows<5, kE>(G, m, v, a, base, c, e, i, dot);
-      case 4:
-        return apply_rows<4, kE>(G, m, v, a, base, c, e, i, dot);
-      case 3:
-        return apply_rows<3, kE>(G, m, v, a, base, c, e, i, dot);
-      case 2:
-        return apply_rows<2, kE>(G, m, v, a, base, c, e, i, dot);
-      case 1:
-        return apply_rows<1, kE>(G, m, v, a, base, c, e, i, dot);
-    }
-    return dot;
+    symmetric_product(m, count, Across<T>{x, m}, Across<T>{x, m}, ToAcross<T>{G, m, T(1), G});
   }
 
  private:
-  template <int I, bool kE>
-  static V apply_rows(const T* G, std::int64_t m, const T* v, const T* a, const T* base, T* c, T* e,
-                      std::int64_t i0, V dot) {
-    V ci[I], ei[I];
-    for (int i = 0; i < I; ++i) {
-      ci[i] = L::at(base, i0 + i);
-      ei[i] = V::zero();
-    }
-    for (std::int64_t j = 0; j < m; ++j) {
-      const V vj = L::at(v, j), aj = kE ? L::at(a, j) : V::zero();
-      for (int i = 0; i < I; ++i) {
-        const V Gij = L::at(G, j * m + i0 + i);
-        ci[i] = fma(Gij, vj, ci[i]);
-        if (kE) ei[i] = fma(Gij, aj, ei[i]);
-      }
-    }
-    for (int i = 0; i < I; ++i) {
-      L::put(c, i0 + i, ci[i]);
-      if (kE) L::put(e, i0 + i, ei[i]);
-      dot = fma(L::at(a, i0 + i), ci[i], dot);
-    }
-    return dot;
-  }
-
   static void add_tokens(const Tokens<T>& z, std::int64_t begin, std::int64_t end, T* G, T* scratch) {
     const std::int64_t m = z.m;
     if (end - begin > kLeaf) {
@@ -202,8 +176,7 @@ struct Gram {
     for (std::int64_t first = begin; first < end; first += group(m)) {
       const std::int64_t count = std::min(group(m), end - first);
       z.load(first, count, scratch);
-      product(m, m, count, Lanes<T>{scratch, m, 1}, Lanes<T>{scratch, m, 1}, To<T>{G, m, 1, T(1), true},
-              true);
+      product(m, m, count, Across<T>{scratch, m}, Across<T>{scratch, m}, ToAcross<T>{G, m, T(1), G}, true);
     }
   }
 

@@ -87,7 +87,7 @@ class GramWorker {
       rows[l] = z + sequence * batch;
       to[l] = out + sequence * m * m;
     }
-    Gram<T>::of_tokens(Tokens<T>{rows, row, n, m}, G, scratch);
+    Gram<T>::of_tokens(Tokens<T>{rows, nullptr, row, n, m}, G, scratch);
     L::store(G, m * m, to, 0, lanes);
   }
 
@@ -120,12 +120,15 @@ double fma_chains(std::int64_t iterations) {
   using V = Vec<T>;
   constexpr int kChains = 12;
   V chain[kChains];
+  FASTLIN_UNROLL
   for (int i = 0; i < kChains; ++i) chain[i] = V::set(T(i));
   const V factor = V::set(T(0.999)), term = V::set(T(1e-3));
   for (std::int64_t i = 0; i < iterations; ++i) {
+    FASTLIN_UNROLL
     for (int j = 0; j < kChains; ++j) chain[j] = fma(chain[j], factor, term);
   }
   V sum = V::zero();
+  FASTLIN_UNROLL
   for (int i = 0; i < kChains; ++i) sum = sum + chain[i];
   T lanes[V::size];
   sum.store(lanes);

@@ -14,13 +14,23 @@
 #include "cpu/records.h"
 #include "kernels.h"
 
+// FASTLIN_UNROLL before a loop of constant length over vectors: without it GCC keeps arrays of vectors in
+// memory, and a store for each multiply-add halves the speed of a product.
+//
+// FASTLIN_INLINE for functions on arrays of vectors, which a call would put into memory.
+#define FASTLIN_INLINE __attribute__((always_inline)) inline
+
 // A region whose functions are compiled for an instruction set that the rest of the library cannot count on.
 #define FASTLIN_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define FASTLIN_BEGIN_TARGET(features) \
   FASTLIN_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FASTLIN_END_TARGET FASTLIN_PRAGMA(clang attribute pop)
+#define FASTLIN_UNROLL FASTLIN_PRAGMA(clang loop unroll(full))
+#define FASTLIN_UNROLL_BY_4 FASTLIN_PRAGMA(clang loop unroll_count(4))
 #else
 #define FASTLIN_BEGIN_TARGET(features) FASTLIN_PRAGMA(GCC push_options) FASTLIN_PRAGMA(GCC target(features))
 #define FASTLIN_END_TARGET FASTLIN_PRAGMA(GCC pop_options)
+#define FASTLIN_UNROLL FASTLIN_PRAGMA(GCC unroll 16)
+#define FASTLIN_UNROLL_BY_4 FASTLIN_PRAGMA(GCC unroll 4)
 #endif

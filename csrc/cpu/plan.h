@@ -56,7 +56,10 @@ struct Plan {
   static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
   static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
-  static constexpr std::int64_t kTiles = 16;  // a chunk's: dW is summed over so many in registers
+  static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
+
+  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
+  static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;
   Path path;
@@ -65,7 +68,8 @@ struct Plan {
   std::vector<std::int64_t> start;  // [K + 1] where each task starts in that order
   std::vector<T> coefficient;       // [K] of a task's squared errors in the loss
   std::int64_t matrices;            // size of the sums over all tasks: dW, dA, dC
-  std::int64_t block_size = 0, blocks = 0, tiles = kTiles;
+  std::int64_t block_size = 0, blocks = 0, tiles = 1;
+  std::int64_t trials_at_once = 1, tiles_at_once = 1;
 
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P), path(choose_path(P)), record(P, out), start(static_cast<std::size_t>(P.K) + 1, 0) {
@@ -78,14 +82,18 @@ struct Plan {
         (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t most =
         std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
-    const std::int64_t smallest = 64;
-    block_size = std::max(smallest, (P.B + most - 1) / most);
+    block_size = std::max(kChunk, (P.B + most - 1) / most);
+    tiles = kChunk / lanes;
     block_size = (block_size + lanes - 1) / lanes * lanes;
     blocks = (P.B + block_size - 1) / block_size;
+    if (path != Path::kStack) {
+      trials_at_once = std::min(kTrials, P.R);
+      tiles_at_once = kTilesInL1;
+    }
     if (path != Path::kStreamed) {
       // The Gram matrices of a chunk stay in the second-level cache.
       const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
-      tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, kTiles);
+      tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
     }
   }
 

@@ -42,14 +42,14 @@ class Layers {
       for (std::int64_t h = 0; h < P.H; ++h) {
         T* AGl = AG + (l * P.H + h) * square;
         const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
-        product(m, m, m, Numbers<T>{A, 1, m}, Lanes<T>{Gl, m, 1}, To<T>{AGl, m, 1});
+        product(m, m, m, NumbersAlong<T>{A, m}, Across<T>{Gl, m}, ToAcross<T>{AGl, m});
         // (A G C)' = C' (A G)', so that the broadcast factor is the left one here too.
-        product(m, m, m, Numbers<T>{C, m, 1}, Lanes<T>{AGl, 1, m}, To<T>{Tl, 1, m, scale, true});
+        product(m, m, m, NumbersAcross<T>{C, m}, Along<T>{AGl, m}, ToAlong<T>{Tl, m, scale, Tl});
       }
-      product(m, m, m, Lanes<T>{Gl, m, 1}, Lanes<T>{Tl, m, 1}, To<T>{GTl, m, 1});
-      symmetric_product(m, m, Lanes<T>{Tl, m, 1}, Lanes<T>{GTl, m, 1}, To<T>{Gl + square, m, 1});
+      product(m, m, m, Across<T>{Gl, m}, Across<T>{Tl, m}, ToAcross<T>{GTl, m});
+      symmetric_product(m, m, Across<T>{Tl, m}, Across<T>{GTl, m}, ToAcross<T>{Gl + square, m});
       const T* ql = q + l * m * N;
-      product(m, 1, m, Lanes<T>{Tl, m, 1}, Lanes<T>{ql, 1, 0}, To<T>{q + (l + 1) * m * N, 1, 0});
+      product(m, 1, m, Across<T>{Tl, m}, Along<T>{ql, 0}, ToAlong<T>{q + (l + 1) * m * N, 0});
     }
   }
 
@@ -58,23 +58,24 @@ class Layers {
     for (std::int64_t l = P.layers - 1; l >= 0; --l) {
       const T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square, *ql = q + l * m * N;
       // Tb = q qb' + 2 G T Gb
-      product(m, m, 1, Lanes<T>{ql, 0, 1}, Lanes<T>{qb, 0, 1}, To<T>{Tb, m, 1});
-      product(m, m, m, Lanes<T>{GTl, 1, m}, Lanes<T>{Gb, m, 1}, To<T>{Tb, m, 1, T(2), true});
+      product(m, m, 1, Across<T>{ql, 0}, Across<T>{qb, 0}, ToAcross<T>{Tb, m});
+      product(m, m, m, Along<T>{GTl, m}, Across<T>{Gb, m}, ToAcross<T>{Tb, m, T(2), Tb});
       // Gb <- T Gb T'
-      product(m, m, m, Lanes<T>{Tl, 1, m}, Lanes<T>{Gb, m, 1}, To<T>{work, m, 1});
-      symmetric_product(m, m, Lanes<T>{work, 1, m}, Lanes<T>{Tl, 1, m}, To<T>{Gb, m, 1});
+      product(m, m, m, Along<T>{Tl, m}, Across<T>{Gb, m}, ToAcross<T>{work, m});
+      symmetric_product(m, m, Along<T>{work, m}, Along<T>{Tl, m}, ToAcross<T>{Gb, m});
       for (std::int64_t h = 0; h < P.H; ++h) {
         const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
         const T* AGl = AG + (l * P.H + h) * square;
         if (out.dC != nullptr) {
-          product(m, m, m, Lanes<T>{AGl, m, 1}, Lanes<T>{Tb, m, 1}, To<T>{dC(l, h), m, 1, scale, true});
+          product(m, m, m, Across<T>{AGl, m}, Across<T>{Tb, m}, ToAcross<T>{dC(l, h), m, scale, dC(l, h)});
         }
         // Tb C', of which dA and the way down both are made.
-        product(m, m, m, Numbers<T>{C, 1, m}, Lanes<T>{Tb, 1, m}, To<T>{work, 1, m});
+        product(m, m, m, NumbersAlong<T>{C, m}, Along<T>{Tb, m}, ToAlong<T>{work, m});
         if (out.dA != nullptr) {
-          product(m, m, m, Lanes<T>{work, 1, m}, Lanes<T>{Gl, m, 1}, To<T>{dA(l, h), m, 1, scale, true});
+          product(m, m, m, Along<T>{work, m}, Across<T>{Gl, m}, ToAcross<T>{dA(l, h), m, scale, dA(l, h)});
         }
-        product(m, m, m, Numbers<T>{A, m, 1}, Lanes<T>{work, m, 1}, To<T>{through, m, 1, scale / 2, h > 0});
+        product(m, m, m, NumbersAcross<T>{A, m}, Across<T>{work, m},
+                ToAcross<T>{through, m, scale / 2, h > 0 ? through : nullptr});
       }
       for (std::int64_t i = 0; i < m; ++i) {
         for (std::int64_t j = 0; j < m; ++j) {
@@ -82,7 +83,7 @@ class Layers {
           L::put(Gb, i * m + j, L::at(Gb, i * m + j) + sum);
         }
       }
-      product(m, 1, m, Lanes<T>{Tl, 1, m}, Lanes<T>{qb, 1, 0}, To<T>{work, 1, 0});
+      product(m, 1, m, Along<T>{Tl, m}, Along<T>{qb, 0}, ToAlong<T>{work, 0});
       std::copy_n(work, m * N, qb);
     }
   }

@@ -22,6 +22,7 @@ struct Tile {
     if (count < N) {
       if (count == 0) return;
       V r[N];
+      FASTLIN_UNROLL
       for (int l = 0; l < N; ++l) r[l] = V::load_first(rows[l] + offset, static_cast<int>(count));
       V::transpose(r);
       for (std::int64_t i = 0; i < count; ++i) put(tile, i, r[i]);
@@ -29,8 +30,10 @@ struct Tile {
     }
     for (std::int64_t i = 0;;) {
       V r[N];
+      FASTLIN_UNROLL
       for (int l = 0; l < N; ++l) r[l] = V::load(rows[l] + offset + i);
       V::transpose(r);
+      FASTLIN_UNROLL
       for (int j = 0; j < N; ++j) put(tile, i + j, r[j]);
       if (i == count - N) return;
       i = i + N <= count - N ? i + N : count - N;
@@ -71,100 +74,160 @@ struct Tile {
   }
 
  private:
-  static V sum_entries(const T* tile, int count) {
+  FASTLIN_INLINE static V sum_entries(const T* tile, int count) {
     V r[N];
+    FASTLIN_UNROLL
     for (int j = 0; j < N; ++j) r[j] = j < count ? at(tile, j) : V::zero();
     V::transpose(r);
+    FASTLIN_UNROLL
     for (int step = 1; step < N; step *= 2) {
+      FASTLIN_UNROLL
       for (int j = 0; j + step < N; j += 2 * step) r[j] = r[j] + r[j + step];
     }
     return r[0];
   }
 };
 
-// Operands of products: entry (k, i), with strides in entries. Lanes differ from sequence to sequence,
-// numbers are the same for all.
-template <class T>
-struct Lanes {
+// Operands of products, with entries (k, i). `Across` has those of one k side by side, `Along` those of one
+// i; that one stride is known when the code is compiled makes a product of 11 x 11 matrices 1.5 times faster.
+// Strides are in entries: V::size numbers of as many sequences, or one number that is the same for all.
+template <class T, bool kNumbers = false>
+struct Across {
   const T* first;
-  std::int64_t k, i;
-  Vec<T> at(std::int64_t row, std::int64_t column) const {
-    return Vec<T>::load(first + (row * k + column * i) * Vec<T>::size);
-  }
+  std::int64_t stride;
+  static constexpr std::int64_t kEntry = kNumbers ? 1 : Vec<T>::size;
+  std::int64_t k() const { return stride * kEntry; }
+  std::int64_t i() const { return kEntry; }
+};
+
+template <class T, bool kNumbers = false>
+struct Along {
+  const T* first;
+  std::int64_t stride;
+  static constexpr std::int64_t kEntry = kNumbers ? 1 : Vec<T>::size;
+  std::int64_t k() const { return kEntry; }
+  std::int64_t i() const { return stride * kEntry; }
 };
 
 template <class T>
-struct Numbers {
-  const T* first;
-  std::int64_t k, i;
-  Vec<T> at(std::int64_t row, std::int64_t column) const {
-    return Vec<T>::broadcast(first + row * k + column * i);
-  }
-};
-
-// Where a product goes, times a factor, over or beside what is there.
+using NumbersAcross = Across<T, true>;
 template <class T>
+using NumbersAlong = Along<T, true>;
+
+// Where a product goes: to(i, j) = base(i, j) + factor * product, without base when that is null; they may be
+// one. `Across` is side by side in j, `Along` in i.
+template <class T, bool kAcross>
 struct To {
   T* first;
-  std::int64_t i, j;
+  std::int64_t stride;
   T factor = 1;
-  bool adds = false;
+  const T* base = nullptr;
+  static constexpr std::int64_t kEntry = Vec<T>::size;
+  std::int64_t i() const { return kAcross ? stride * kEntry : kEntry; }
+  std::int64_t j() const { return kAcross ? kEntry : stride * kEntry; }
 };
 
-// I x J entries of a product in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and
-// leave four of 16 registers for J factors and one more.
-template <int I, int J, class T, class A>
-inline void product_part(std::int64_t count, A a, Lanes<T> b, To<T> to, std::int64_t i0, std::int64_t j0) {
+template <class T>
+using ToAcross = To<T, true>;
+template <class T>
+using ToAlong = To<T, false>;
+
+// Strides as numbers of their own: a store of vectors could change what a reference refers to, for all that
+// the compiler knows, and it would read them again after each.
+struct Strides {
+  std::int64_t ak, ai, bk, bj, ti, tj;
+};
+
+// I x J entries in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and leave four of
+// 16 registers for J factors and one more.
+template <int I, int J, bool kNumbers, class T>
+FASTLIN_INLINE void product_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
+                                 Vec<T> factor) {
   using V = Vec<T>;
   V acc[I][J];
+  FASTLIN_UNROLL
   for (int i = 0; i < I; ++i) {
+    FASTLIN_UNROLL
     for (int j = 0; j < J; ++j) acc[i][j] = V::zero();
   }
-  for (std::int64_t k = 0; k < count; ++k) {
-    V right[J];
-    for (int j = 0; j < J; ++j) right[j] = b.at(k, j0 + j);
+  for (std::int64_t k = 0; k < count; ++k, a += by.ak, b += by.bk) {
+    V bj[J];
+    FASTLIN_UNROLL
+    for (int j = 0; j < J; ++j) bj[j] = V::load(b + j * by.bj);
+    FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) {
-      const V left = a.at(k, i0 + i);
-      for (int j = 0; j < J; ++j) acc[i][j] = fma(left, right[j], acc[i][j]);
+      const V ai = kNumbers ? V::broadcast(a + i * by.ai) : V::load(a + i * by.ai);
+      FASTLIN_UNROLL
+      for (int j = 0; j < J; ++j) acc[i][j] = fma(ai, bj[j], acc[i][j]);
     }
   }
-  const V factor = V::set(to.factor);
+  if (base == nullptr) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < I; ++i) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < J; ++j) (factor * acc[i][j]).store(to + i * by.ti + j * by.tj);
+    }
+    return;
+  }
+  FASTLIN_UNROLL
   for (int i = 0; i < I; ++i) {
+    FASTLIN_UNROLL
     for (int j = 0; j < J; ++j) {
-      T* entry = to.first + ((i0 + i) * to.i + (j0 + j) * to.j) * V::size;
-      (to.adds ? fma(factor, acc[i][j], V::load(entry)) : factor * acc[i][j]).store(entry);
+      const std::int64_t entry = i * by.ti + j * by.tj;
+      fma(factor, acc[i][j], V::load(base + entry)).store(to + entry);
     }
   }
 }
 
+// I rows of a product.
+template <int I, class T, class A, class B, class C>
+void product_rows(std::int64_t columns, std::int64_t count, const A& left, const B& right, const C& out,
+                  std::int64_t i0) {
+  constexpr bool kNumbers = A::kEntry == 1 && Vec<T>::size > 1;
+  const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
+  const T *a = left.first + i0 * by.ai, *b = right.first;
+  T* to = out.first + i0 * by.ti;
+  const T* base = out.base == nullptr ? nullptr : out.base + i0 * by.ti;
+  const Vec<T> factor = Vec<T>::set(out.factor);
+  std::int64_t j = 0;
+  for (; j + 3 <= columns; j += 3) {
+    product_part<I, 3, kNumbers>(count, by, a, b, to, base, factor);
+    b += 3 * by.bj;
+    to += 3 * by.tj;
+    if (base != nullptr) base += 3 * by.tj;
+  }
+  if (columns - j == 2) product_part<I, 2, kNumbers>(count, by, a, b, to, base, factor);
+  if (columns - j == 1) product_part<I, 1, kNumbers>(count, by, a, b, to, base, factor);
+}
+
 // to(i, j) = sum_k a(k, i) b(k, j), all of it or only what register tiles on and below the diagonal hold.
-template <class T, class A>
-inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, A a, Lanes<T> b, To<T> to,
-                    bool lower = false) {
-  using Part = void (*)(std::int64_t, A, Lanes<T>, To<T>, std::int64_t, std::int64_t);
-  constexpr Part kRests[4][3] = {
-      {&product_part<1, 1, T, A>, &product_part<1, 2, T, A>, &product_part<1, 3, T, A>},
-      {&product_part<2, 1, T, A>, &product_part<2, 2, T, A>, &product_part<2, 3, T, A>},
-      {&product_part<3, 1, T, A>, &product_part<3, 2, T, A>, &product_part<3, 3, T, A>},
-      {&product_part<4, 1, T, A>, &product_part<4, 2, T, A>, &product_part<4, 3, T, A>},
-  };
+template <class A, class B, class C>
+inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
+                    const C& to, bool lower = false) {
+  using T = std::remove_reference_t<decltype(*to.first)>;
   for (std::int64_t i = 0; i < rows; i += 4) {
     const std::int64_t height = std::min<std::int64_t>(4, rows - i);
     const std::int64_t width = lower ? std::min(columns, i + height) : columns;
-    for (std::int64_t j = 0; j < width; j += 3) {
-      const std::int64_t rest = std::min<std::int64_t>(3, width - j);
-      if (height == 4 && rest == 3) {
-        product_part<4, 3>(count, a, b, to, i, j);
-      } else {
-        kRests[height - 1][rest - 1](count, a, b, to, i, j);
-      }
+    switch (height) {
+      case 4:
+        product_rows<4, T>(width, count, a, b, to, i);
+        break;
+      case 3:
+        product_rows<3, T>(width, count, a, b, to, i);
+        break;
+      case 2:
+        product_rows<2, T>(width, count, a, b, to, i);
+        break;
+      default:
+        product_rows<1, T>(width, count, a, b, to, i);
     }
   }
 }
 
 // A product that is known to be symmetric, m x m: its lower triangle is computed, and mirrored.
-template <class T, class A>
-inline void symmetric_product(std::int64_t m, std::int64_t count, A a, Lanes<T> b, To<T> to) {
+template <class T, class A, class B>
+inline void symmetric_product(std::int64_t m, std::int64_t count, const A& a, const B& b,
+                              const ToAcross<T>& to) {
   product(m, m, count, a, b, to, true);
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < i; ++j) Tile<T>::put(to.first, j * m + i, Tile<T>::at(to.first, i * m + j));

@@ -16,18 +16,21 @@ struct Vec<float> {
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store_first(float* p, int count) const { _mm256_maskstore_ps(p, first(count), x); }
 
-  static void transpose(Vec (&r)[8]) {
+  FASTLIN_INLINE static void transpose(Vec (&r)[8]) {
     __m256 u[8], w[8];
+    FASTLIN_UNROLL
     for (int i = 0; i < 8; i += 2) {
       u[i] = _mm256_unpacklo_ps(r[i].x, r[i + 1].x);
       u[i + 1] = _mm256_unpackhi_ps(r[i].x, r[i + 1].x);
     }
+    FASTLIN_UNROLL
     for (int i = 0; i < 8; i += 4) {
       w[i] = _mm256_shuffle_ps(u[i], u[i + 2], 0x44);
       w[i + 1] = _mm256_shuffle_ps(u[i], u[i + 2], 0xee);
       w[i + 2] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0x44);
       w[i + 3] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0xee);
     }
+    FASTLIN_UNROLL
     for (int i = 0; i < 4; ++i) {
       r[i].x = _mm256_permute2f128_ps(w[i], w[i + 4], 0x20);
       r[i + 4].x = _mm256_permute2f128_ps(w[i], w[i + 4], 0x31);
@@ -58,7 +61,7 @@ struct Vec<double> {
   void store(double* p) const { _mm256_storeu_pd(p, x); }
   void store_first(double* p, int count) const { _mm256_maskstore_pd(p, first(count), x); }
 
-  static void transpose(Vec (&r)[4]) {
+  FASTLIN_INLINE static void transpose(Vec (&r)[4]) {
     const __m256d u0 = _mm256_unpacklo_pd(r[0].x, r[1].x), u1 = _mm256_unpackhi_pd(r[0].x, r[1].x);
     const __m256d u2 = _mm256_unpacklo_pd(r[2].x, r[3].x), u3 = _mm256_unpackhi_pd(r[2].x, r[3].x);
     r[0].x = _mm256_permute2f128_pd(u0, u2, 0x20);

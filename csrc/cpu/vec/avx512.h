@@ -24,7 +24,7 @@ struct Vec<float> {
     low.x = _mm512_permutex2var_ps(a.x, lower, b.x);
     high.x = _mm512_permutex2var_ps(a.x, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), b.x);
   }
-  static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
 
  private:
   static __mmask16 first(int count) {
@@ -55,7 +55,7 @@ struct Vec<double> {
     low.x = _mm512_permutex2var_pd(a.x, lower, b.x);
     high.x = _mm512_permutex2var_pd(a.x, _mm512_add_epi64(lower, _mm512_set1_epi64(4)), b.x);
   }
-  static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
 
  private:
   static __mmask8 first(int count) { return static_cast<__mmask8>(count >= 8 ? 0xffu : (1u << count) - 1u); }

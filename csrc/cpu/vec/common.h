@@ -3,10 +3,13 @@
 
 // log2(size) rounds of zips: in each, r[i] and r[i + size / 2] become r[2 i] and r[2 i + 1].
 template <class V, int N>
-inline void transpose_by_zips(V (&r)[N]) {
+FASTLIN_INLINE void transpose_by_zips(V (&r)[N]) {
   V next[N];
+  FASTLIN_UNROLL
   for (int round = 1; round < N; round *= 2) {
+    FASTLIN_UNROLL
     for (int i = 0; i < N / 2; ++i) V::zip(r[i], r[i + N / 2], next[2 * i], next[2 * i + 1]);
+    FASTLIN_UNROLL
     for (int i = 0; i < N; ++i) r[i] = next[i];
   }
 }

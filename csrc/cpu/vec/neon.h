@@ -22,7 +22,7 @@ struct Vec<float> {
     low.x = vzip1q_f32(a.x, b.x);
     high.x = vzip2q_f32(a.x, b.x);
   }
-  static void transpose(Vec (&r)[4]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static void transpose(Vec (&r)[4]) { transpose_by_zips(r); }
 };
 
 inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {vaddq_f32(a.x, b.x)}; }
@@ -47,7 +47,7 @@ struct Vec<double> {
     low.x = vzip1q_f64(a.x, b.x);
     high.x = vzip2q_f64(a.x, b.x);
   }
-  static void transpose(Vec (&r)[2]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static void transpose(Vec (&r)[2]) { transpose_by_zips(r); }
 };
 
 inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {vaddq_f64(a.x, b.x)}; }

@@ -20,5 +20,5 @@ struct Vec {
   friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
   friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 
-  static void transpose(Vec (&)[1]) {}
+  FASTLIN_INLINE static void transpose(Vec (&)[1]) {}
 };

@@ -1,0 +1,294 @@
+// Runs `attention` and `gram` of every instruction set of this machine, and of the portable vectors, over
+// edge problems in buffers of exactly their size, for the sanitizers. Results must be those of a naive oracle
+// and have the same bits for any number of threads.
+//
+//   attention_driver edges     all problems, one to seven threads                    prints "ok <problems>"
+//   attention_driver threads   a few in several blocks, four threads, two callers    prints "ok <problems>"
+//   attention_driver plant-*   makes an error that a sanitizer must see, see `plant`
+//
+// Tolerance: each result is a polynomial in the inputs, so that a rounding of relative size eps / 2 moves it
+// by at most that times the sum of the absolute values of its terms. A term passes through N roundings, which
+// are as good as independent and add up to sqrt(N); four times that, element by element.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <thread>
+
+#include "kernels.h"
+#include "testing/attention_cases.h"
+
+namespace fastlin {
+
+namespace portable64 {
+extern const InstructionSet instruction_set;
+}
+namespace portable16 {
+extern const InstructionSet instruction_set;
+}
+std::int64_t planted_shortage = 0;  // of the workspace's arrays, where it is guarded
+
+namespace {
+
+constexpr int kProblems = 600, kThreadedProblems = 40;
+
+std::vector<const InstructionSet*> sets_here() {
+  std::vector<const InstructionSet*> all;
+  for (const InstructionSet* set : instruction_sets()) {
+    if (set->runs_here()) all.push_back(set);
+  }
+#ifndef FASTLIN_WITHOUT_PORTABLE
+  all.push_back(&portable64::instruction_set);
+  all.push_back(&portable16::instruction_set);
+#endif
+  return all;
+}
+
+template <class T>
+const Kernels<T>& kernels_of(const InstructionSet& set) {
+  if constexpr (sizeof(T) == 4) {
+    return set.single;
+  } else {
+    return set.dbl;
+  }
+}
+
+// Never stops a call, and knows whether it was asked on the thread that made it.
+struct Watch {
+  std::thread::id caller = std::this_thread::get_id();
+  bool elsewhere = false;
+
+  Interrupt interrupt() {
+    return {[](void* state) {
+              auto* watch = static_cast<Watch*>(state);
+              if (std::this_thread::get_id() != watch->caller) watch->elsewhere = true;
+              return false;
+            },
+            this};
+  }
+};
+
+// Whether the values are as expected; the largest error in tolerances is kept.
+double worst = 0;
+
+template <class T>
+bool close(const T* found, const std::vector<double>& expected, const std::vector<double>& magnitude,
+           double steps, const char* what) {
+  const double unit = std::numeric_limits<T>::epsilon() * std::sqrt(steps);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double error = std::abs(static_cast<double>(found[i]) - expected[i]);
+    if (!(error <= 4 * unit * magnitude[i])) {
+      std::printf("%s[%zu] is %.9g instead of %.9g, tolerance %.2g\n", what, i, static_cast<double>(found[i]),
+                  expected[i], 4 * unit * magnitude[i]);
+      return false;
+    }
+    if (error > 0) worst = std::max(worst, error / (4 * unit * magnitude[i]));
+  }
+  return true;
+}
+
+template <class T>
+bool same_bits(const Made<T>& one, const Made<T>& other) {
+  for (std::size_t i = 0; i < one.buffers.size(); ++i) {
+    const std::size_t bytes = static_cast<std::size_t>(one.count[i]) * sizeof(T);
+    if (bytes > 0 && std::memcmp(one.buffers[i].get(), other.buffers[i].get(), bytes) != 0) {
+      std::printf("%s has other bits\n", slots<T>()[i].name);
+      return false;
+    }
+  }
+  return true;
+}
+
+// A problem, what its results are, and through how many roundings.
+template <class T>
+struct Question {
+  explicit Question(const Case& c, Shortage shortage = {})
+      : shape(c),
+        given(c, shortage),
+        expected(evaluate(given.problem, false)),
+        magnitude(evaluate(given.problem, true)),
+        steps(roundings(given.problem)) {}
+
+  bool call(const InstructionSet& set, int threads, const Made<T>& made) const {
+    Watch watch;
+    const bool done = kernels_of<T>(set).attention(given.problem, made.results, threads, watch.interrupt());
+    if (!done || watch.elsewhere) std::puts("attention was stopped, or asked on another thread");
+    return done && !watch.elsewhere;
+  }
+
+  bool holds(const Made<T>& made) const {
+    for (std::size_t i = 0; i < made.buffers.size(); ++i) {
+      const Slot<T>& slot = slots<T>()[i];
+      if (made.count[i] > 0 && !close(made.buffers[i].get(), expected.*slot.expected,
+                                      magnitude.*slot.expected, steps.*slot.steps, slot.name)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Case shape;
+  Given<T> given;
+  Outcome expected, magnitude;
+  Roundings steps;
+};
+
+template <class T>
+bool attention_holds(const Question<T>& question, const InstructionSet& set,
+                     const std::vector<int>& threads) {
+  const Made<T> alone(question.shape, question.expected);
+  if (!question.call(set, 1, alone) || !question.holds(alone)) return false;
+  for (int count : threads) {
+    const Made<T> shared(question.shape, question.expected);
+    if (!question.call(set, count, shared) || !same_bits(alone, shared)) {
+      std::printf("with %d threads\n", count);
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+bool gram_holds(const Problem<T>& P, const InstructionSet& set, const std::vector<int>& threads) {
+  if (P.is_gram) return true;
+  const std::vector<double> expected = evaluate_gram(P, false), magnitude = evaluate_gram(P, true);
+  Buffer<T> first;
+  for (int count : threads) {
+    Buffer<T> G = poisoned<T>(P.B * P.m * P.m);
+    Watch watch;
+    if (!kernels_of<T>(set).gram(P.x, P.x_batch, P.x_row, P.B, P.n, P.m, G.get(), count, watch.interrupt()) ||
+        !close(G.get(), expected, magnitude, static_cast<double>(P.n) + 1, "G")) {
+      return false;
+    }
+    if (first == nullptr) first.swap(G);
+    if (G != nullptr && std::memcmp(first.get(), G.get(), expected.size() * sizeof(T)) != 0) {
+      std::puts("G has other bits");
+      return false;
+    }
+  }
+  return true;
+}
+
+// One thread for batches of a single block.
+std::vector<int> more_threads(const Case& c) {
+  return c.B > 64 ? std::vector<int>{2, 3, 7} : std::vector<int>{};
+}
+
+template <class T>
+bool edge_holds(const Case& c, std::set<std::string>& paths) {
+  const Question<T> question(c);
+  paths.insert(path_of(question.given.problem) + (sizeof(T) == 4 ? " float" : " double"));
+  for (const InstructionSet* set : sets_here()) {
+    std::vector<int> threads = more_threads(c);
+    const bool good = attention_holds(question, *set, threads);
+    threads.insert(threads.begin(), 1);
+    if (!good || !gram_holds(question.given.problem, *set, threads)) {
+      std::printf("%s %s: %s\n", set->name, sizeof(T) == 4 ? "float" : "double", describe(c).c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
+int edges() {
+  std::set<std::string> paths;
+  std::vector<std::set<std::int64_t>> drawn(sizes().size());
+  for (int i = 0; i < kProblems; ++i) {
+    // Most are small; some reach the long sums and the large widths.
+    const Case c = draw_case(static_cast<std::uint64_t>(i), i % 16 < 14 ? 3e5 : 4e6);
+    for (std::size_t j = 0; j < sizes().size(); ++j) drawn[j].insert(c.*sizes()[j].member);
+    if (!(i % 2 == 0 ? edge_holds<float>(c, paths) : edge_holds<double>(c, paths))) return 1;
+  }
+  // A sample that misses a size or a path would prove nothing about it.
+  for (std::size_t j = 0; j < sizes().size(); ++j) {
+    for (std::int64_t value : sizes()[j].values) {
+      if (drawn[j].count(value) == 0) {
+        std::printf("never drawn: %s=%lld\n", sizes()[j].name, static_cast<long long>(value));
+        return 1;
+      }
+    }
+  }
+  if (paths.size() != 6) {
+    for (const std::string& path : paths) std::printf("only taken: %s\n", path.c_str());
+    return 1;
+  }
+  std::printf("ok %d\n", kProblems);
+  std::fprintf(stderr, "largest error: %.3f of the tolerance\n", worst);
+  return 0;
+}
+
+// Several blocks, so that there is work for more than one thread.
+Case in_blocks(int number) {
+  Case c = draw_case(static_cast<std::uint64_t>(number), 2e5);
+  c.B = 130 + 65 * (number % 2);
+  return c;
+}
+
+template <class T>
+bool threads_hold(const Case& c, const InstructionSet& set) {
+  const Question<T> question(c);
+  bool good = attention_holds(question, set, {4}) && gram_holds(question.given.problem, set, {1, 4});
+  const Made<T> mine(c, question.expected), other(c, question.expected);
+  bool other_good = false;
+  std::thread caller([&] { other_good = question.call(set, 2, other); });
+  good = question.call(set, 2, mine) && good;
+  caller.join();
+  if (good && other_good && question.holds(mine) && same_bits(mine, other)) return true;
+  std::printf("%s: %s\n", set.name, describe(c).c_str());
+  return false;
+}
+
+int threads() {
+  for (int i = 0; i < kThreadedProblems; ++i) {
+    const Case c = in_blocks(i);
+    const InstructionSet& set = *sets_here().front();
+    if (!(i % 2 == 0 ? threads_hold<float>(c, set) : threads_hold<double>(c, set))) return 1;
+  }
+  std::printf("ok %d\n", kThreadedProblems);
+  return 0;
+}
+
+// Errors that a sanitizer must see in the kernels themselves; getting to the end is the failure.
+int plant(const std::string& error) {
+  Case c = in_blocks(0);
+  c.mode = Mode::kPredict;
+  c.is_gram = false;
+  c.layers = 0;
+  c.n = 7, c.m = 9, c.x_layout = 0;
+  Shortage shortage;
+  if (error == "plant-input") shortage.x = 1;
+  if (error == "plant-output") shortage.yhat = 1;
+  // The oracle's results, which only tell the sizes, are those of the whole input.
+  const Question<float> whole(c);
+  const Given<float> given(c, shortage);
+  Problem<float> problem = given.problem;
+  if (error == "plant-undefined") problem.x_batch = std::numeric_limits<std::int64_t>::max() / 2;
+  if (error == "plant-workspace") planted_shortage = 1;
+  const Made<float> made(c, whole.expected, shortage);
+  for (const InstructionSet* set : sets_here()) {
+    const auto call = [&] { kernels_of<float>(*set).attention(problem, made.results, 1, {}); };
+    if (error == "plant-race") {
+      std::thread other(call);
+      call();
+      other.join();
+    } else {
+      call();
+    }
+  }
+  std::printf("%s was not seen\n", error.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace fastlin
+
+int main(int count, char** arguments) {
+  const std::string mode = count == 2 ? arguments[1] : "";
+  if (mode == "edges") return fastlin::edges();
+  if (mode == "threads") return fastlin::threads();
+  if (mode.rfind("plant-", 0) == 0) return fastlin::plant(mode);
+  std::puts("wants edges, threads or plant-*");
+  return 2;
+}

@@ -1,0 +1,56 @@
+// Vec of FASTLIN_PORTABLE_BYTES bytes in standard C++: the kernels' logic at the lane counts of instruction
+// sets that the machine at hand may not have.
+
+#include "cpu/vec/common.h"
+
+template <class T>
+struct Vec {
+  static constexpr int size = FASTLIN_PORTABLE_BYTES / static_cast<int>(sizeof(T));
+  T x[size];
+
+  static Vec zero() { return set(T(0)); }
+  static Vec set(T value) {
+    Vec out;
+    for (T& lane : out.x) lane = value;
+    return out;
+  }
+  static Vec broadcast(const T* p) { return set(*p); }
+  static Vec load(const T* p) {
+    Vec out;
+    for (int i = 0; i < size; ++i) out.x[i] = p[i];
+    return out;
+  }
+  static Vec load_first(const T* p, int count) { return load_some<Vec>(p, count); }
+  void store(T* p) const {
+    for (int i = 0; i < size; ++i) p[i] = x[i];
+  }
+  void store_first(T* p, int count) const { store_some(*this, p, count); }
+
+  friend Vec operator+(Vec a, const Vec& b) {
+    for (int i = 0; i < size; ++i) a.x[i] += b.x[i];
+    return a;
+  }
+  friend Vec operator-(Vec a, const Vec& b) {
+    for (int i = 0; i < size; ++i) a.x[i] -= b.x[i];
+    return a;
+  }
+  friend Vec operator*(Vec a, const Vec& b) {
+    for (int i = 0; i < size; ++i) a.x[i] *= b.x[i];
+    return a;
+  }
+  friend Vec fma(const Vec& a, const Vec& b, Vec c) {
+    for (int i = 0; i < size; ++i) c.x[i] += a.x[i] * b.x[i];
+    return c;
+  }
+
+  // Interleaves the lower, then the upper halves of two vectors.
+  static void zip(const Vec& a, const Vec& b, Vec& low, Vec& high) {
+    for (int i = 0; i < size / 2; ++i) {
+      low.x[2 * i] = a.x[i];
+      low.x[2 * i + 1] = b.x[i];
+      high.x[2 * i] = a.x[size / 2 + i];
+      high.x[2 * i + 1] = b.x[size / 2 + i];
+    }
+  }
+  static void transpose(Vec (&r)[size]) { transpose_by_zips(r); }
+};
