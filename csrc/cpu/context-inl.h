@@ -13,28 +13,11 @@ struct Tokens {
   static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
 
   const T* const* rows;  // [lanes] first token of each
-  const T* const* next;  // [lanes] of the tile that comes after; null when it is not known
   std::int64_t row;      // stride of tokens
   std::int64_t n, m;
 
-  // Asks for what is read 4 KiB later, in this sequence or in the one that its lane has next. Left to the
-  // hardware, so many short streams take half of the time waiting.
-  void prefetch(std::int64_t first, std::int64_t count) const {
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    const std::int64_t length = n * row, ahead = std::min<std::int64_t>(length, 4096 / sizeof(T));
-    const std::int64_t start = first * row + ahead;
-    const T* const* from = start < length ? rows : next;
-    if (from == nullptr) return;
-    const std::int64_t offset = start < length ? start : start - length;
-    const std::int64_t end = std::min(length, offset + count * row);
-    for (int l = 0; l < N; ++l) {
-      for (std::int64_t i = offset; i < end; i += kLine) __builtin_prefetch(from[l] + i);
-    }
-  }
-
   // tile [count, m, lanes] of tokens first, first + 1, ...
   void load(std::int64_t first, std::int64_t count, T* tile) const {
-    prefetch(first, count);
     if (row == m) {
       L::load(rows, first * m, count * m, tile);
     } else {
