@@ -10,6 +10,7 @@ import torch
 
 from fastlin import _extension, backends
 from fastlin._version import __version__
+from fastlin.backends import cpu
 
 
 def info() -> dict[str, Any]:
@@ -41,7 +42,7 @@ def info() -> dict[str, Any]:
             "reason": _extension.why_missing(),
             **({} if compiled is None else compiled.build_info()),
         },
-        "instruction_set": None if compiled is None else f"{platform.machine()} baseline",
+        "instruction_set": None if compiled is None else cpu.instruction_set(),
         "threads": torch.get_num_threads(),
         "devices": ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())],
     }

@@ -33,6 +33,11 @@ _FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
 _DATA_FORMS = {"z": "B n m", "G": "B m m", "q": "B m", "y": "B", "task": "B", "weight": "K"}
 _MAY_BE_ZERO = "Bnt"
 _LARGEST = sys.float_info.max
+_FEW = 32
+
+_accepted: dict[tuple[Any, ...], Options] = {}
+"""Calls that `arguments` accepted, by all that it looks at: to find one takes 4 us, to examine one 60."""
+_MOST_ACCEPTED = 1024
 
 
 class _Sizes:
@@ -109,6 +114,68 @@ def arguments(
     weight : Tensor or None
         As a tensor (K,) like the data.
     """
+    settings = (scale, see_query, backend, check_finite, first_skip, residual)
+    key = _signature((op, *settings), known, (*data.values(), *parameters.values(), weight), (data.get("y"), weight))
+    if key is not None:
+        try:
+            options = _accepted.get(key)
+        except TypeError:  # not hashable: symbolic sizes, or a list as an option
+            key = None
+        else:
+            if options is not None:
+                return options, weight
+    options, weight = _examine(op, data, parameters, weight, known, *settings)
+    if key is not None:
+        if len(_accepted) >= _MOST_ACCEPTED:
+            _accepted.clear()
+        _accepted[key] = options
+    return options, weight
+
+
+def _signature(
+    settings: tuple[Any, ...],
+    known: Mapping[str, tuple[int, str]] | None,
+    tensors: tuple[Any, ...],
+    constants: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    """All that `_examine` looks at; None for a call that must be examined whatever came before.
+
+    Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one whose
+    constants, y and weight, require grad, which the grad mode makes right or wrong.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    # With their types: True == 1 == 1.0, and not all of them are right everywhere.
+    key = [settings, *map(type, settings)]
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            key += (tensor.shape, tensor.dtype, tensor.device)
+        elif tensor is None:
+            key.append(None)
+        else:
+            return None
+    for tensor in constants:
+        if tensor is not None and tensor.requires_grad:
+            return None
+    if known is not None:
+        key += known.items()
+    return tuple(key)
+
+
+def _examine(
+    op: str,
+    data: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    weight: Any,
+    known: Mapping[str, tuple[int, str]] | None,
+    scale: Any,
+    see_query: Any,
+    backend: Any,
+    check_finite: Any,
+    first_skip: Any,
+    residual: Any,
+) -> tuple[Options, Tensor | None]:
+    """What `arguments` does for a call that it has not seen."""
     sizes = _Sizes(op, known)
     lead = "A" if "A" in parameters else "W"
     anchor_name, anchor = next(iter(data.items()), (lead, parameters[lead]))
@@ -191,23 +258,38 @@ def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor |
     named : mapping
         Tensors by the name that the caller knows; None where absent.
     """
-    task = named.get("task")
+    tasks = task_indices(op, tasks, named.get("task"))
+    if check_finite:
+        finite(op, named)
+    return tasks
+
+
+def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
+    """Check task indices against K, or -1 when only the largest of them tells it. Returns K."""
     if task is not None:
-        low, high = (int(end) for end in task.aminmax()) if task.numel() else (0, 0)
+        if task.ndim == 1 and 0 < task.numel() <= _FEW:
+            # 0.7 us for one sequence, where the two numbers of a reduction take 5; at 64 sequences they are equal.
+            indices = task.tolist()
+            low, high = min(indices), max(indices)
+        else:
+            low, high = (int(end) for end in task.aminmax()) if task.numel() else (0, 0)
         if tasks < 0:
             tasks = max(high, 0) + 1
         if low < 0 or high >= tasks:
             found = low if low < 0 else high
             raise ValueError(f"{op}: task holds the index {found}; wants 0 <= task < K = {tasks}")
-    if check_finite:
-        for name, tensor in named.items():
-            if tensor is not None and name != "task" and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise ValueError(
-                    f"{op}: {name} holds {bad} values that are not finite, of {tensor.numel()}; "
-                    "wants finite values under check_finite=True"
-                )
     return max(tasks, 1)
+
+
+def finite(op: str, named: Mapping[str, Tensor | None]) -> None:
+    """Check that the tensors, by the name that the caller knows, hold finite numbers."""
+    for name, tensor in named.items():
+        if tensor is not None and name != "task" and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(
+                f"{op}: {name} holds {bad} values that are not finite, of {tensor.numel()}; "
+                "wants finite values under check_finite=True"
+            )
 
 
 def _check_tensor(op: str, name: str, value: Any) -> None:

@@ -26,7 +26,12 @@ class BackendError(RuntimeError):
 
 
 class Backend(Protocol):
-    """What a backend module provides. Gradients are asked for by letter; see `problem`."""
+    """What a backend module provides. Gradients are asked for by letter; see `problem`.
+
+    A module may set `any_form = True`. It then gets p, W, v of a layer as the caller gave them, unless v is a head that
+    the tasks share, and gives gradients in the same forms; yhat, gy and the losses have no R where these have none.
+    That saves a small call eight views, 20 us.
+    """
 
     @property
     def traceable(self) -> bool:

@@ -8,10 +8,10 @@ of torch: `torch.set_num_threads` governs both.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fastlin.backends.problem import Gradients, Problem
 
 name = "cpu"
 traceable = False
+any_form = True
 
 _selected: str | None = None
 last_kernel: str | None = None
@@ -66,26 +67,25 @@ def using(label: str) -> Iterator[None]:
 
 
 def predict(problem: Problem) -> Tensor:
-    """Predictions yhat (R, B)."""
-    yhat = problem.q.new_empty(problem.W.shape[0], problem.q.shape[0])
+    """Predictions yhat (R, B), or (B,) without R."""
+    yhat = problem.q.new_empty((*problem.front, problem.q.shape[0]))
     _attention(problem, {"yhat": yhat})
     return yhat
 
 
 def predict_bwd(problem: Problem, gy: Tensor, wants: str) -> Gradients:
-    """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
+    """Gradients of the wanted letters, given gy = dloss/dyhat (R, B) or (B,)."""
     grads = _empty_gradients(problem, wants)
-    _attention(problem, grads, gy=gy.contiguous())
+    _attention(problem, grads, gy=gy)
     return grads
 
 
 def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-    """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
-    R = problem.W.shape[0]
-    value, per_task = y.new_empty(R), y.new_empty(R, problem.tasks)
+    """Loss (R,), per-task losses (R, K), both without R when the parameters have none, and gradients of loss."""
+    front = problem.front
+    value, per_task = y.new_empty(front), y.new_empty((*front, problem.tasks))
     grads = _empty_gradients(problem, wants)
-    results = {"loss": value, "per_task": per_task, **grads}
-    _attention(problem, results, y=y.contiguous(), weight=None if weight is None else weight.contiguous())
+    _attention(problem, {"loss": value, "per_task": per_task, **grads}, y, weight)
     return value, per_task, grads
 
 
@@ -93,9 +93,9 @@ def gram(z: Tensor) -> Tensor:
     """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
     global last_kernel
     *front, n, m = z.shape
-    tokens = _rows(z.reshape(-1, n, m))
+    B = math.prod(front)
+    tokens = _rows(z.reshape(B, n, m))
     G = z.new_empty(*front, m, m)
-    B = tokens.shape[0]
     last_kernel = _C().gram(
         instruction_set(),
         z.dtype is torch.float64,
@@ -118,20 +118,20 @@ def _attention(
 ) -> None:
     """Fill the results, each under its letter."""
     global last_kernel
-    x, q = _rows(problem.x), _rows(problem.q)
-    p, A = problem.p, problem.A
-    R, H, K, m = problem.v.shape
+    x, q, p, A = _rows(problem.x), _rows(problem.q), problem.p, problem.A
+    B, m = q.shape
     layers = 0 if A is None else A.shape[1]
+    skips = problem.skips
     given = (problem.task, p, A, problem.C, problem.W, problem.v, problem.h, y, weight, gy)
-    # Contiguous copies live until the kernel has returned.
-    inputs = [x, q, *(None if t is None else t.contiguous() for t in given)]
+    # Copies live until the kernel has returned.
+    inputs = [x, q, *[t if t is None or (t.is_contiguous() and not t.is_neg()) else _plain(t) for t in given]]
     last_kernel = _C().attention(
         instruction_set(),
         q.dtype is torch.float64,
         torch.get_num_threads(),
-        (q.shape[0], x.shape[1], m, K, 0 if p is None else p.shape[2], R, H, layers),
-        (x.stride(0), x.stride(1), q.stride(0)),
-        (problem.scale, problem.skips[0], problem.skips[min(1, layers)], problem.skips[-1]),
+        (B, x.shape[1], m, problem.tasks, 0 if p is None else p.shape[-2], problem.trials, problem.heads, layers),
+        (*x.stride()[:2], q.stride(0)),
+        (problem.scale, skips[0], skips[min(1, layers)], skips[-1]),
         (problem.is_gram, problem.see_query),
         [0 if t is None else t.data_ptr() for t in inputs],
         [results[letter].data_ptr() if letter in results else 0 for letter in _RESULTS],
@@ -139,16 +139,18 @@ def _attention(
 
 
 def _empty_gradients(problem: Problem, wants: str) -> Gradients:
-    grads: Gradients = {}
-    for letter in wants:
-        tensor: Any = getattr(problem, letter)
-        grads[letter] = tensor.new_empty(tensor.shape)
-    return grads
+    return {letter: tensor.new_empty(tensor.shape) for letter in wants for tensor in (getattr(problem, letter),)}
 
 
 def _rows(tensor: Tensor) -> Tensor:
     """The tensor itself when its rows are contiguous, else a copy."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    in_place = (tensor.stride(-1) == 1 or tensor.shape[-1] == 1) and not tensor.is_neg()
+    return tensor if in_place else _plain(tensor)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous copy of a tensor; where torch negates when it reads, as in x.conj().imag, the memory does so too."""
+    return tensor.resolve_neg().contiguous()
 
 
 @functools.cache

@@ -61,6 +61,8 @@ class Options(NamedTuple):
 class Problem(NamedTuple):
     """Tensors in their full form, under the letters of the module's docstring.
 
+    A backend that takes `any_form` gets p, W, v of a layer as the caller gave them: R and H may be missing.
+
     Attributes
     ----------
     x : Tensor
@@ -97,7 +99,22 @@ class Problem(NamedTuple):
     @property
     def tasks(self) -> int:
         """K."""
-        return self.v.shape[2]
+        return self.v.shape[-2]
+
+    @property
+    def trials(self) -> int:
+        """R, or 1 when W has none."""
+        return self.W.shape[0] if self.W.ndim > 2 else 1
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.W.shape[1] if self.W.ndim > 3 else 1
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        """What leads in the results: (R,), or () when W has no R."""
+        return self.W.shape[:1] if self.W.ndim > 2 else ()
 
 
 def lift(name: str, tensor: Tensor, tasks: int, *, copies: bool = False) -> Tensor:

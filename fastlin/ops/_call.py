@@ -25,6 +25,7 @@ from fastlin.backends.problem import (
 
 LETTERS = ("x", "q", "task", "p", "A", "C", "W", "v", "h")
 """The tensors that every op takes, in order. x is z or G; a layer lacks A, C, h, and a stack lacks W, v."""
+PLACE = {letter: place for place, letter in enumerate(LETTERS)}
 PARAMETERS = "pACWvh"
 
 EXTRA: dict[str, tuple[str, ...]] = {
@@ -59,15 +60,25 @@ def parse(name: str, flat: Sequence[Any]) -> Arguments:
 
 def checked(given: Arguments) -> Arguments:
     """Check the numbers in the tensors; put K and the backend that serves into the options."""
-    x, *others = given.tensors
+    x, _, task = given.tensors[:3]
     assert x is not None
     options = given.options
-    named = {"G" if is_gram(options) else "z": x, **dict(zip(LETTERS[1:], others, strict=True))}
+    tasks = validation.task_indices(options.op, options.tasks, task)
+    if options.check_finite:
+        validation.finite(options.op, _named(given))
+    backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
+    if tasks == options.tasks and backend == options.backend:
+        return given
+    return Arguments(given.tensors, given.extra, options._replace(tasks=tasks, backend=backend))
+
+
+def _named(given: Arguments) -> dict[str, Tensor | None]:
+    """The tensors by the names that the caller knows."""
+    first = "G" if is_gram(given.options) else "z"
+    named = dict(zip((first, *LETTERS[1:]), given.tensors, strict=True))
     if len(given.extra) == len(EXTRA["loss"]):
         named.update(y=given.extra[0], weight=given.extra[1])
-    tasks = validation.values(options.op, options.tasks, options.check_finite, named)
-    backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
-    return given._replace(options=options._replace(tasks=tasks, backend=backend))
+    return named
 
 
 def compute(name: str, given: Arguments) -> list[Tensor]:
@@ -85,22 +96,23 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
         # Reduced precision would be silent here: a result has the precision of its inputs.
         with torch.autocast(q.device.type, enabled=False):
             return compute(name, given)
-    call = _Call(given)
     backend = backends.load(given.options.backend)
+    call = _Call(given, getattr(backend, "any_form", False))
     if name == "predict":
         return [call.from_trials(backend.predict(call.problem))]
-    inner = call.inner(given.wants)
+    wants = given.wants
+    inner = call.inner(wants)
     if name == "predict_bwd":
-        gy = given.extra[0] if call.trials else given.extra[0][None]
-        return call.outer(backend.predict_bwd(call.problem, gy, inner), given.wants)
+        gy = given.extra[0][None] if call.adds_trial else given.extra[0]
+        return call.outer(backend.predict_bwd(call.problem, gy, inner), wants)
     y, weight, _ = given.extra
     value, per_task, grads = backend.loss(call.problem, y, weight, inner)
-    return [call.from_trials(value), call.from_trials(per_task), *call.outer(grads, given.wants)]
+    return [call.from_trials(value), call.from_trials(per_task), *call.outer(grads, wants)]
 
 
 def trials_of(tensors: Tensors) -> int | None:
     """R, or None for a call without trials."""
-    A, W = tensors[LETTERS.index("A")], tensors[LETTERS.index("W")]
+    A, W = tensors[PLACE["A"]], tensors[PLACE["W"]]
     if A is not None:
         return A.shape[0] if A.ndim > 3 else None
     assert W is not None
@@ -115,46 +127,39 @@ def is_gram(options: Options) -> bool:
 class _Call:
     """The problem of a call, and the way back to the caller's letters and shapes."""
 
-    def __init__(self, given: Arguments) -> None:
-        self.given = dict(zip(LETTERS, given.tensors, strict=True))
-        self.trials = trials_of(given.tensors)
+    def __init__(self, given: Arguments, any_form: bool) -> None:
+        x, q, task, p, A, C, W, v, h = self.given = given.tensors
+        assert x is not None
+        assert q is not None
         options = given.options
         # Without K nothing but the per-task losses depends on the task: one shared head, no prompt.
         tasks = max(options.tasks, 1)
-        self.full = {
-            letter: lift(letter, tensor, tasks)
-            for letter, tensor in self.given.items()
-            if letter in PARAMETERS and tensor is not None
-        }
-        x, q, task = given.tensors[:3]
-        assert x is not None
-        assert q is not None
-        if self.given["A"] is None:
-            A, C, W, v, h = None, None, self.full["W"], self.full["v"], None
-            skips = [0.0]
+        self.is_stack = A is not None
+        # Whether the backend answers in the caller's forms.
+        self.is_direct = any_form and v is not None and v.ndim > 1
+        skips: tuple[float, ...] = (0.0,)
+        if A is None:
+            assert W is not None
+            assert v is not None
+            if not self.is_direct:
+                p, W, v = p if p is None else lift("p", p, tasks), lift("W", W, tasks), lift("v", v, tasks)
         else:
-            A, C, W, v = split_last_layer(self.full["A"], self.full["C"], self.full["h"])
-            skips = [options.first_skip] + [options.skip] * (self.full["A"].shape[1] - 1)
-            h = self.full["h"] if skips[-1] else None
-        self.problem = Problem(
-            x=x,
-            is_gram=is_gram(options),
-            q=q,
-            task=None if options.tasks < 0 else task,
-            p=self.full.get("p"),
-            A=A,
-            C=C,
-            W=W,
-            v=v,
-            h=h,
-            scale=options.scale,
-            skips=tuple(skips),
-            see_query=options.see_query,
-        )
+            assert C is not None
+            assert h is not None
+            A, self.C, self.h = lift("A", A, tasks), lift("C", C, tasks), lift("h", h, tasks)
+            skips = (options.first_skip,) + (options.skip,) * (A.shape[1] - 1)
+            A, C, W, v = split_last_layer(A, self.C, self.h)
+            h = self.h if skips[-1] else None
+            p = p if p is None else lift("p", p, tasks)
+        task = None if options.tasks < 0 else task
+        # In the order of the fields: naming them all would take 1.5 us.
+        self.problem = Problem(x, is_gram(options), q, task, p, A, C, W, v, h, options.scale, skips, options.see_query)
+        # Whether the problem has a trial that the caller does not have.
+        self.adds_trial = not self.is_direct and trials_of(given.tensors) is None
 
     def inner(self, wants: str) -> str:
         """Letters of the problem whose gradients the caller's letters need."""
-        if self.given["A"] is None:
+        if not self.is_stack:
             return wants
         needs = set(wants)
         if "A" in wants:
@@ -169,15 +174,17 @@ class _Call:
 
     def outer(self, grads: Gradients, wants: str) -> list[Tensor]:
         """Gradients in the caller's letters and shapes, in the order of `wants`."""
-        if self.given["A"] is not None:
-            grads = join_last_layer(grads, self.full["C"], self.full["h"], wants)
+        if self.is_direct:
+            return [grads[letter] for letter in wants]
+        if self.is_stack:
+            grads = join_last_layer(grads, self.C, self.h, wants)
         result = []
         for letter in wants:
-            given = self.given[letter]
+            given = self.given[PLACE[letter]]
             assert given is not None
             result.append(drop(letter, grads[letter], given.shape).contiguous())
         return result
 
     def from_trials(self, tensor: Tensor) -> Tensor:
         """A result that leads with R in the form that the caller expects."""
-        return (tensor[0] if self.trials is None else tensor).contiguous()
+        return tensor if self.is_direct else (tensor[0] if self.adds_trial else tensor).contiguous()

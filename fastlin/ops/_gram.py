@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastlin import backends, validation
-from fastlin.ops._transforms import Path, assert_tasks, each, path
+from fastlin.ops._transforms import Path, assert_tasks, differentiated, each, path
 
 _TENSORS = ("z", "p", "task", "q")
 
@@ -29,11 +29,11 @@ def gram(
 ) -> Tensor:
     """Gram matrices (B, m, m) or (R, B, m, m) of validated arguments, by the path that fits the moment."""
     flat = (z, p, task, q, tasks, check_finite, backend)
-    way = path((z, p, q), backend, check_finite)
+    way = path(z, bool(differentiated("zpq", (z, p, q))), backend, check_finite)
     if way is Path.REGISTERED:
         result: Tensor = _gram_op(*flat)
         return result
-    if way is Path.FUNCTION:
+    if way is Path.TRANSFORMED or way is Path.FUNCTION:
         return _apply(*flat)
     if way is Path.TRACED_TORCH:
         assert_tasks("gram", task, tasks)

@@ -1,9 +1,9 @@
 """The ops as torch sees them: schema, fake kernels, autograd and vmap, written once for all backends.
 
 Losses and predictions are one op each, `fastlin::loss` and `fastlin::predict`, with `fastlin::predict_bwd` for their
-reverse mode (arguments: `_call`). A plain call goes through an `autograd.Function`, which is lighter than a registered
-op with autograd, and which torch.func can transform; torch.compile sees the registered op (`_transforms.Path`). Both
-share one computation, one backward, one vmap.
+reverse mode (arguments: `_call`). torch.compile sees the registered op. A call that is differentiated goes through an
+`autograd.Function`, which is lighter: one that torch.func can transform, or the lightest, for autograd alone
+(`_transforms.Path`). All share one computation, one backward, one vmap.
 
 A loss returns its parameters' gradients with its value, and the backward multiplies them by what comes from above.
 Where that does not do (gradients of the data, which add over trials, or of the per-task losses) the backward runs
@@ -21,8 +21,8 @@ from torch import Tensor
 from fastlin.backends import eager
 from fastlin.backends.problem import Options
 from fastlin.ops import _call
-from fastlin.ops._call import LETTERS, Arguments, Tensors
-from fastlin.ops._transforms import Path, assert_tasks, batched, path
+from fastlin.ops._call import LETTERS, PLACE, Arguments, Tensors
+from fastlin.ops._transforms import Path, assert_tasks, batched, differentiated, path
 
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
@@ -31,37 +31,38 @@ _OPTIONS = (
 
 def loss(tensors: Tensors, y: Tensor, weight: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
     """Loss and per-task losses of validated arguments, by the path that fits the moment."""
-    results = _dispatch("loss", Arguments(tensors, (y, weight, _gradients_with_value(tensors)), options))
+    asked = differentiated(LETTERS, tensors)
+    # The forward pass makes the gradients of the parameters, if they alone are differentiated.
+    wants = "" if "x" in asked or "q" in asked else asked
+    results = _dispatch("loss", Arguments(tensors, (y, weight, wants), options), asked)
     return results[0], results[1]
 
 
 def predict(tensors: Tensors, options: Options) -> Tensor:
     """Predictions of validated arguments, by the path that fits the moment."""
-    return _dispatch("predict", Arguments(tensors, (), options))[0]
+    return _dispatch("predict", Arguments(tensors, (), options), differentiated(LETTERS, tensors))[0]
 
 
-def _dispatch(name: str, given: Arguments) -> Sequence[Tensor]:
-    options = given.options
+def _dispatch(name: str, given: Arguments, asked: str) -> Sequence[Tensor]:
+    x, options = given.tensors[0], given.options
+    assert x is not None
+    way = path(x, bool(asked), options.backend, options.tasks < 0 or options.check_finite)
+    if way is Path.FUNCTION:
+        results = _PLAIN[name](*[given.tensors[PLACE[letter]] for letter in asked], asked, given)
+        return (results,) if isinstance(results, Tensor) else results
+    if way is Path.DIRECT:
+        return _call.compute(name, _call.checked(given))
     flat = (*given.tensors, *given.extra, *options)
-    way = path(given.tensors, options.backend, options.tasks < 0 or options.check_finite)
     if way is Path.REGISTERED:
         results = _OPS[name](*flat)
         return (results,) if isinstance(results, Tensor) else results
-    if way is Path.FUNCTION:
-        return _FUNCTIONS[name](*flat)
+    if way is Path.TRANSFORMED:
+        return _TRANSFORMED[name](*flat)
     in_torch = given._replace(options=options._replace(backend="eager"))
     if way is Path.TRACED_TORCH:
         assert_tasks(options.op, given.tensors[2], options.tasks)
         return _call.compute(name, in_torch)
-    return _call.compute(name, _call.checked(given if way is Path.DIRECT else in_torch))
-
-
-def _gradients_with_value(tensors: Tensors) -> str:
-    """Letters whose gradients the forward pass should make: the parameters, if they alone are differentiated."""
-    if not torch.is_grad_enabled():
-        return ""
-    asked = "".join(a for a, t in zip(LETTERS, tensors, strict=True) if t is not None and t.requires_grad)
-    return "" if "x" in asked or "q" in asked else asked
+    return _call.compute(name, _call.checked(in_torch))
 
 
 def _checked_compute(name: str, flat: Sequence[Any]) -> list[Tensor]:
@@ -121,9 +122,12 @@ def _loss_fake(*flat: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 def _predict_setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-    given = _call.parse("predict", inputs)
+    _predict_save(ctx, LETTERS, _call.parse("predict", inputs))
+
+
+def _predict_save(ctx: Any, inputs: Sequence[str], given: Arguments) -> None:
     ctx.save_for_backward(*given.tensors)
-    ctx.options = given.options
+    ctx.letters, ctx.options = inputs, given.options
 
 
 def _predict_backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,9 +140,13 @@ def _loss_setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
     if grads and isinstance(grads[0], list):
         grads = grads[0]
     ctx.mark_non_differentiable(*grads)
+    _loss_save(ctx, LETTERS, given, grads)
+
+
+def _loss_save(ctx: Any, inputs: Sequence[str], given: Arguments, grads: Sequence[Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*given.tensors, *given.extra[:2], *grads)
-    ctx.made, ctx.options = given.wants, given.options
+    ctx.letters, ctx.made, ctx.options = inputs, given.wants, given.options
 
 
 def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -147,16 +155,22 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
     tensors, (y, weight), grads = saved[:n], saved[n : n + 2], saved[n + 2 :]
     if g_loss is None and g_per_task is None:
         return (None,) * len(ctx.needs_input_grad)
-    all_made = set(_needed(ctx)) <= set(ctx.made)
+    all_made = ctx.made == ctx.letters or set(_needed(ctx)) <= set(ctx.made)
     if g_loss is not None and g_per_task is None and all_made and not torch.is_grad_enabled():
-        scaled = [grad * g_loss.reshape(g_loss.shape + (1,) * (grad.ndim - g_loss.ndim)) for grad in grads]
-        return _in_order(ctx, ctx.made, scaled)
+        return _in_order(ctx, ctx.made, _scaled(grads, g_loss))
     if torch.is_grad_enabled():
         yhat = _call.compute("predict", Arguments(tensors, (), ctx.options._replace(backend="eager")))[0]
     else:
         yhat = _predict_op(*tensors, *ctx.options._replace(check_finite=False))
     gy = 2 * (yhat - y) * eager.error_coefficients(tensors[2], y, weight, g_loss, g_per_task)
     return _reverse(ctx, tensors, gy)
+
+
+def _scaled(grads: Sequence[Tensor], g_loss: Tensor) -> list[Tensor]:
+    """Gradients of the loss, () or (R,), times what comes from above."""
+    if g_loss.ndim == 0:
+        return [grad * g_loss for grad in grads]
+    return [grad * g_loss.reshape(g_loss.shape + (1,) * (grad.ndim - 1)) for grad in grads]
 
 
 def _reverse(ctx: Any, tensors: Tensors, gy: Tensor) -> tuple[Tensor | None, ...]:
@@ -170,55 +184,88 @@ def _reverse(ctx: Any, tensors: Tensors, gy: Tensor) -> tuple[Tensor | None, ...
 
 
 def _needed(ctx: Any) -> str:
-    return "".join(a for a, needed in zip(LETTERS, ctx.needs_input_grad, strict=False) if needed)
+    return "".join([a for a, needed in zip(ctx.letters, ctx.needs_input_grad, strict=False) if needed])
 
 
 def _in_order(ctx: Any, letters: str, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradients at the places of the inputs."""
-    made = dict(zip(letters, grads, strict=True))
-    others = len(ctx.needs_input_grad) - len(LETTERS)
-    return tuple(made.get(letter) for letter in LETTERS) + (None,) * others
+    ordered: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    for letter, grad in zip(letters, grads, strict=True):
+        ordered[ctx.letters.index(letter)] = grad
+    return tuple(ordered)
 
 
 class _Predict(torch.autograd.Function):
-    forward = staticmethod(_predict_impl)
-    backward = staticmethod(_predict_backward)
+    """Predictions of flat arguments, for torch.func."""
 
+    forward = staticmethod(_predict_impl)
     setup_context = staticmethod(_predict_setup)
+    backward = staticmethod(_predict_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:
-        return batched(_predict_function, "predict", info.batch_size, in_dims, flat, may_nest=True)[0], 0
+        return batched(_transformed_predict, "predict", info.batch_size, in_dims, flat, may_nest=True)[0], 0
 
 
 class _Loss(torch.autograd.Function):
+    """Loss, per-task losses and gradients of flat arguments, for torch.func."""
+
     @staticmethod
     def forward(*flat: Any) -> tuple[Tensor, ...]:
         return tuple(_checked_compute("loss", flat))
 
-    backward = staticmethod(_loss_backward)
-
     setup_context = staticmethod(_loss_setup)
+    backward = staticmethod(_loss_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        results = batched(_loss_function, "loss", info.batch_size, in_dims, flat, may_nest=True)
+        results = batched(_transformed_loss, "loss", info.batch_size, in_dims, flat, may_nest=True)
         return tuple(results), (0,) * len(results)
 
 
-def _predict_function(*flat: Any) -> list[Tensor]:
-    return [_apply_predict(*flat)]
+class _PlainPredict(torch.autograd.Function):
+    """Predictions for plain autograd: the tensors it differentiates in, their letters, then all arguments.
+
+    A forward that sets up its own context costs 15 us, one with `setup_context` 60: torch inspects its signature in
+    every call. Each tensor among the inputs costs 0.5 us, so that those without gradient are left out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        *_, asked, given = args
+        _predict_save(ctx, asked, given)
+        return _call.compute("predict", _call.checked(given))[0]
+
+    backward = staticmethod(_predict_backward)
 
 
-def _loss_function(*flat: Any) -> list[Tensor]:
-    return list(_apply_loss(*flat))
+class _PlainLoss(torch.autograd.Function):
+    """Loss and per-task losses for plain autograd, as `_PlainPredict`."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        *_, asked, given = args
+        value, per_task, *grads = _call.compute("loss", _call.checked(given))
+        _loss_save(ctx, asked, given, grads)
+        return value, per_task
+
+    backward = staticmethod(_loss_backward)
 
 
 _apply_predict: Callable[..., Any] = _Predict.apply
 _apply_loss: Callable[..., Any] = _Loss.apply
 
 
-_FUNCTIONS = {"predict": _predict_function, "loss": _loss_function}
+def _transformed_predict(*flat: Any) -> list[Tensor]:
+    return [_apply_predict(*flat)]
+
+
+def _transformed_loss(*flat: Any) -> list[Tensor]:
+    return list(_apply_loss(*flat))
+
+
+_TRANSFORMED = {"predict": _transformed_predict, "loss": _transformed_loss}
+_PLAIN: dict[str, Callable[..., Any]] = {"predict": _PlainPredict.apply, "loss": _PlainLoss.apply}
 
 
 def _predict_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:

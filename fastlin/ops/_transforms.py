@@ -28,22 +28,41 @@ class Path(Enum):
     REGISTERED = "the registered op: torch.compile, fake tensors and the meta device have no numbers to look at"
     TRACED_TORCH = "eager's torch operations, compiled: torch.func inside torch.compile cannot see through the op"
     TORCH = "eager's torch operations: forward mode differentiates them any number of times"
-    FUNCTION = "the autograd.Function: something is differentiated or vmapped"
+    TRANSFORMED = "the autograd.Function that torch.func can differentiate and vmap"
+    FUNCTION = "the autograd.Function of plain autograd"
     DIRECT = "the backend itself"
 
 
-def path(tensors: Sequence[Tensor | None], backend: str, has_checks: bool) -> Path:
-    """The way of a call on these tensors; `has_checks` when numbers must be looked at beyond the task indices."""
+def differentiated(letters: Sequence[str], tensors: Sequence[Tensor | None]) -> str:
+    """Letters of the tensors that autograd will differentiate in."""
+    if not torch.is_grad_enabled():
+        return ""
+    return "".join([a for a, t in zip(letters, tensors, strict=True) if t is not None and t.requires_grad])
+
+
+def path(first: Tensor, is_differentiated: bool, backend: str, has_checks: bool) -> Path:
+    """The way of a call.
+
+    Parameters
+    ----------
+    first : Tensor
+        The first of its tensors, which tells whether there are numbers.
+    is_differentiated : bool
+        Whether autograd will differentiate it.
+    backend : str
+        As the caller named it.
+    has_checks : bool
+        Whether numbers must be looked at beyond the task indices.
+    """
     functorch = torch._C._are_functorch_transforms_active()
-    first = tensors[0]
-    if torch.compiler.is_compiling() or isinstance(first, FakeTensor) or (first is not None and first.is_meta):
+    if torch.compiler.is_compiling() or isinstance(first, FakeTensor) or first.is_meta:
         in_torch = functorch and backend in ("auto", "eager") and not has_checks
         return Path.TRACED_TORCH if in_torch else Path.REGISTERED
     if forward_ad._current_level >= 0 or (functorch and _in_forward_mode()):
         return Path.TORCH
-    if functorch or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
-        return Path.FUNCTION
-    return Path.DIRECT
+    if functorch:
+        return Path.TRANSFORMED
+    return Path.FUNCTION if is_differentiated else Path.DIRECT
 
 
 def _in_forward_mode() -> bool:

@@ -400,7 +400,9 @@ def _predict(
 def in_order(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
     """The tensors in the order of the registered ops."""
     x = data["z"] if "z" in data else data["G"]
-    return (x, data["q"], _long(data["task"]), *(parameters.get(letter) for letter in "pACWvh"))
+    p, *others = parameters.values()
+    in_place = (None, None, *others, None) if "W" in parameters else (*others[:2], None, None, others[2])
+    return (x, data["q"], _long(data["task"]), p, *in_place)
 
 
 def _long(task: Tensor | None) -> Tensor | None:
