@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +11,11 @@ import torch
 from torch import Tensor
 
 import fastlin as fl
+from fastlin import _extension
+from fastlin.backends import cpu
 
+INSTRUCTION_SETS = cpu.instruction_sets() if _extension.why_missing() is None else ("missing",)
+"""What the cpu backend is tested on; without the extension its tests fail with the reason."""
 DOUBLE = torch.float64
 EAGER_TOLERANCE = 1e-11
 LOSSES = ("prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss")
@@ -27,9 +33,13 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, module: Any = fl, **inputs: Any) -> Any:
-        """Call the op of a module, with some of the inputs or options replaced."""
+        """Call the op of a module, with some of the inputs or options replaced.
+
+        The reference has no backends: it is not told the case's own.
+        """
         given = {**self.inputs, **{name: t for name, t in inputs.items() if name in self.inputs}}
-        options = {**self.options, **{name: o for name, o in inputs.items() if name not in self.inputs}}
+        own = {name: o for name, o in self.options.items() if name != "backend" or module is not fl.reference}
+        options = {**own, **{name: o for name, o in inputs.items() if name not in self.inputs}}
         first, q, *parameters = given.values()
         data = (first, q) if self.op in PREDICTIONS else (first, q, self.y)
         return getattr(module, self.op)(*data, self.task, *parameters, **options)
@@ -99,6 +109,20 @@ def make(
     return Case(op, inputs, normal(B), task, options)
 
 
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that torch leaves uninitialised is full of NaN, and of the largest integer: what is not written shows."""
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    was_filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = was_filling
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Largest difference over the largest value."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
@@ -126,6 +150,52 @@ def gradients(case: Case, module: Any = fl, *, per_task: bool = True, **options:
         total = total + (result * (count / result.numel() + 0.5).cos()).sum()
     leaves = list(case.leaves().values())
     return list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
+
+
+def results(case: Case, module: Any = fl, *, kernel: str | None = None, **options: Any) -> dict[str, Tensor]:
+    """Values and all gradients of a call by name; those of the parameters alone, made with the value, are primed.
+
+    When a kernel is named, it is what has served each of the calls, forward and backward.
+    """
+    found: dict[str, Tensor] = {}
+    parameters = tuple(name for name in case.inputs if name not in "zGq")
+    passes = ((case.differentiable(), ""), (case.differentiable(*parameters), "'"))
+    for ready, prime in passes[: 1 if module is fl.reference else 2]:
+        with _only(kernel):
+            values = dict(zip(("loss", "per_task"), _flat(ready(module, **options)), strict=False))
+        found.update({name: value.detach() for name, value in values.items()})
+        first = values["loss"]
+        count = torch.arange(1, first.numel() + 1, dtype=first.dtype).reshape(first.shape)
+        total = (first * (count / first.numel() + 0.5).cos()).sum()
+        # The loss of parameters alone has its gradients already, which the backward scales.
+        is_made = prime and case.op in LOSSES
+        with _only(None if is_made else kernel):
+            grads = torch.autograd.grad(total, list(ready.leaves().values()))
+        found.update({f"d{name}{prime}": grad for name, grad in zip(ready.leaves(), grads, strict=True)})
+    if module is fl.reference:
+        found.update({f"d{name}'": found[f"d{name}"] for name in parameters if f"d{name}" in found})
+    return found
+
+
+@contextmanager
+def _only(kernel: str | None) -> Iterator[None]:
+    """What runs inside is served by a kernel of the cpu backend."""
+    if kernel is None:
+        yield
+        return
+    cpu.last_kernel = None
+    yield
+    assert cpu.last_kernel == kernel
+
+
+def assert_within_budget(found: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """Errors are at most twice eager's own in the same dtype and a rounding band of 4 eps of the largest entry."""
+    for name, expected in exact.items():
+        assert found[name].isfinite().all(), name
+        band = 4 * torch.finfo(found[name].dtype).eps
+        of_eager = relative_error(eager[name].to(expected.dtype), expected)
+        error = relative_error(found[name].to(expected.dtype), expected)
+        assert error <= 2 * (of_eager + band), f"{name}: relative error {error:.2e}, eager's {of_eager:.2e}"
 
 
 def _flat(result: Any) -> list[Tensor]:

@@ -84,7 +84,7 @@ class GramWorker {
     T* to[N];
     for (int l = 0; l < N; ++l) {
       const std::int64_t sequence = first + std::min(l, lanes - 1);
-      rows[l] = z + sequence * batch;
+      rows[l] = z == nullptr ? nullptr : z + sequence * batch;  // no tokens, no address
       to[l] = out + sequence * m * m;
     }
     Gram<T>::of_tokens(Tokens<T>{rows, row, n, m}, G, scratch);

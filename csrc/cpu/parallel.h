@@ -39,8 +39,9 @@ class Stop {
   std::atomic<bool> stopped_{false};
 };
 
-// Calls f(block, thread) for each block. The team always has the size that torch's has: libgomp ends the
-// threads that a smaller team leaves over, and starts them anew for the next call.
+// Calls f(block, thread) for each block, with thread < min(threads, blocks). The team always has the size
+// that torch's has: libgomp ends the threads that a smaller team leaves over, and starts them anew for the
+// next call.
 template <class F>
 void for_each_block(std::int64_t blocks, int threads, F f) {
   if (threads <= 1 || blocks <= 1) {
@@ -57,10 +58,10 @@ void for_each_block(std::int64_t blocks, int threads, F f) {
   };
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num());
+  if (omp_get_thread_num() < blocks) work(omp_get_thread_num());
 #else
   std::vector<std::thread> team;
-  for (int thread = 1; thread < threads; ++thread) team.emplace_back(work, thread);
+  for (int thread = 1; thread < threads && thread < blocks; ++thread) team.emplace_back(work, thread);
   work(0);
   for (std::thread& member : team) member.join();
 #endif

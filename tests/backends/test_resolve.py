@@ -62,7 +62,7 @@ def test_a_named_backend_serves_or_says_why(picky):
     assert picky.calls == ["loss"]
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "triton"])
+@pytest.mark.parametrize("name", ["cuda", "triton"])
 def test_a_backend_that_is_not_there_says_so(name):
     with pytest.raises(fl.BackendError, match=f"predict: backend '{name}' cannot serve this call: fastlin .* not have"):
         make("predict", backend=name)()

@@ -28,6 +28,7 @@ def ready(op, variant):
     return lambda *tensors: case(**dict(zip(names, tensors, strict=True))), tuple(case.leaves().values())
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_gradcheck(op, variant):
@@ -35,6 +36,7 @@ def test_gradcheck(op, variant):
     assert gradcheck(function, leaves)
 
 
+@pytest.mark.usefixtures("eager_alone")
 @pytest.mark.parametrize("variant", VARIANTS[:3], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_gradgradcheck(op, variant):
@@ -42,6 +44,7 @@ def test_gradgradcheck(op, variant):
     assert gradgradcheck(function, leaves)
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_gradcheck_gram():
     case = make("predict", **SMALL, R=2).differentiable()
     z, q, p = (case.inputs[name] for name in "zqp")
@@ -75,6 +78,7 @@ def calls(monkeypatch):
     return counts
 
 
+@pytest.mark.usefixtures("eager_alone")
 @pytest.mark.parametrize("op", LOSSES)
 def test_parameter_gradients_come_with_the_value(op, calls):
     case = make(op)
@@ -85,6 +89,7 @@ def test_parameter_gradients_come_with_the_value(op, calls):
     assert calls == {"_forward": 1, "_reverse": 1}
 
 
+@pytest.mark.usefixtures("eager_alone")
 @pytest.mark.parametrize("op", LOSSES)
 def test_data_gradients_run_the_reverse_mode_in_the_backward(op, calls):
     loss, _ = make(op).differentiable()()
@@ -93,6 +98,7 @@ def test_data_gradients_run_the_reverse_mode_in_the_backward(op, calls):
     assert calls["_reverse"] == 1
 
 
+@pytest.mark.usefixtures("eager_alone")
 @pytest.mark.parametrize("op", OPS)
 def test_evaluation_makes_no_gradients(op, calls):
     case = make(op)
@@ -103,18 +109,21 @@ def test_evaluation_makes_no_gradients(op, calls):
     assert not any(t.requires_grad for t in (result if isinstance(result, tuple) else (result,)))
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("names", [("p",), ("W",), ("v", "q"), ("z",), ("p", "v")])
 def test_some_inputs_alone(names):
     case = make("prompt_loss").differentiable(*names)
     assert_close(gradients(case), gradients(case, fl.reference))
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_only_per_task_is_used():
     case = make("prompt_loss", R=2).differentiable("W")
     found, expected = (torch.autograd.grad(case(module)[1][0, 1], case.inputs["W"])[0] for module in (fl, fl.reference))
     assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_trials_do_not_mix():
     case = make("prompt_loss", R=3).differentiable("W", "v")
     loss, _ = case()
@@ -124,6 +133,7 @@ def test_trials_do_not_mix():
     assert (dW[1] != 0).all()
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("op", LOSSES)
 def test_gradient_of_a_gradient_norm(op):
     """Through create_graph, with parameters alone: the case where the first backward only scales."""
@@ -152,6 +162,7 @@ def parameters_of(case, module=fl):
     return values, lambda *p: case(module, **dict(zip(names, p, strict=True)))
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("op", LOSSES)
 def test_func_grad_and_hessian(op):
     case = make(op, **SMALL)
@@ -166,12 +177,25 @@ def test_func_grad_and_hessian(op):
         assert_close(found, expected)
 
 
-@pytest.mark.parametrize("backend", ["traceable", "compiled"])
+@pytest.mark.usefixtures("eager_alone")
+@pytest.mark.parametrize("traceable", [True, False])
 @pytest.mark.parametrize("form", [{}, {"R": 2}, {"R": 2, "H": 2}, {"shared_head": True, "t": None}])
 @pytest.mark.parametrize("op", OPS)
-def test_vmap_over_parameters(op, form, backend, monkeypatch, calls):
-    """A batch of parameters becomes a batch of trials: one call, whatever the backend is made of."""
-    monkeypatch.setattr(eager, "traceable", backend == "traceable")
+def test_vmap_over_parameters_is_one_call(op, form, traceable, monkeypatch, calls):
+    """A batch of parameters becomes a batch of trials, whatever the backend is made of."""
+    monkeypatch.setattr(eager, "traceable", traceable)
+    check_vmap_over_parameters(op, form)
+    assert calls["_forward"] == (1 if op in PREDICTIONS else 2)
+
+
+@pytest.mark.usefixtures("any_backend")
+@pytest.mark.parametrize("form", [{}, {"R": 2}, {"R": 2, "H": 2}, {"shared_head": True, "t": None}])
+@pytest.mark.parametrize("op", OPS)
+def test_vmap_over_parameters(op, form):
+    check_vmap_over_parameters(op, form)
+
+
+def check_vmap_over_parameters(op, form):
     cases = [make(op, **form, seed=seed) for seed in range(3)]
     names = [name for name in cases[0].inputs if name not in "zGq" and cases[0].inputs[name] is not None]
     batch = [torch.stack([case.inputs[name] for case in cases]) for name in names]
@@ -180,7 +204,6 @@ def test_vmap_over_parameters(op, form, backend, monkeypatch, calls):
         return cases[0](**dict(zip(names, parameters, strict=True)))
 
     found = torch.vmap(call)(*batch)
-    assert calls["_forward"] == 1
     rows = [cases[0](fl.reference, **{name: case.inputs[name] for name in names}) for case in cases]
     if op in PREDICTIONS:
         assert_close(found, torch.stack(rows))
@@ -191,6 +214,7 @@ def test_vmap_over_parameters(op, form, backend, monkeypatch, calls):
     assert_close(one, [torch.stack(column) for column in zip(*rows, strict=True)])
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("traceable", [True, False])
 @pytest.mark.parametrize("op", OPS)
 def test_vmap_over_data(op, traceable, monkeypatch):
@@ -212,6 +236,7 @@ def test_vmap_over_data(op, traceable, monkeypatch):
         assert_close(found, [torch.stack(column) for column in zip(*rows, strict=True)])
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("op", ["prompt_loss", "stack_loss"])
 def test_gradients_of_each_sequence(op):
     case = make(op, B=5)
@@ -230,6 +255,7 @@ def test_gradients_of_each_sequence(op):
     assert_close(found, [torch.stack(column) for column in zip(*rows, strict=True)])
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_backward_through_vmap():
     case = make("prompt_loss")
     W = torch.stack([case.inputs["W"], -case.inputs["W"]]).requires_grad_()
@@ -238,6 +264,7 @@ def test_backward_through_vmap():
     assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("traceable", [True, False])
 def test_vmap_of_gram(traceable, monkeypatch):
     monkeypatch.setattr(eager, "traceable", traceable)
@@ -248,6 +275,7 @@ def test_vmap_of_gram(traceable, monkeypatch):
     assert_close(found.flatten(0, 1), fl.reference.gram(z, p, case.task, q, see_query=True))
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("op", LOSSES)
 def test_checkpointing(op):
     """torch.utils.checkpoint lets saved tensors be unpacked once."""
@@ -263,6 +291,7 @@ def test_checkpointing(op):
         assert_close(found, torch.autograd.grad(case(fl.reference)[0], list(leaves.values())))
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("name", ["z", "W", "task"])
 def test_inputs_changed_before_the_backward_are_refused(name):
     case = make("prompt_loss").differentiable("W", "v")
@@ -273,6 +302,7 @@ def test_inputs_changed_before_the_backward_are_refused(name):
         loss.backward()
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_nested_vmap():
     case = make("prompt_loss")
     W = torch.randn(2, 3, 5, 5, dtype=torch.float64)
@@ -288,6 +318,7 @@ def test_nested_vmap():
     assert_close(found, expected(z, W))
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_two_python_threads():
     cases = [make("stack_loss", seed=seed).differentiable() for seed in range(6)]
     with ThreadPoolExecutor(3) as pool:
@@ -332,6 +363,7 @@ def test_forward_mode_of_gram():
         assert_close(transform(fl.gram)(z), transform(fl.reference.gram)(z))
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_second_derivatives_without_known_tasks():
     case = make("prompt_loss", **{**SMALL, "t": None, "shared_head": True})
     values, function = parameters_of(case)

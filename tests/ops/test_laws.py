@@ -6,6 +6,8 @@ from helpers import DOUBLE, assert_close, make
 
 import fastlin as fl
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 FORMS = [{}, {"R": 2}, {"R": 2, "H": 2}]
 
 

@@ -26,6 +26,7 @@ def expanded(t):
     return t[:1].expand_as(t)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("R", [None, 2])
 @pytest.mark.parametrize("layout", [sliced, permuted, expanded])
 @pytest.mark.parametrize("op", OPS)
@@ -44,6 +45,7 @@ def test_strides(op, layout, R):
     assert_close(torch.autograd.grad(total, leaves), torch.autograd.grad(reference, literal))
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("op", OPS)
 def test_inputs_are_not_written(op):
     case = make(op).differentiable()
@@ -55,6 +57,7 @@ def test_inputs_are_not_written(op):
         assert t._version == versions[name]
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_task_dtypes(dtype):
     case = make("prompt_loss")
@@ -63,6 +66,7 @@ def test_task_dtypes(dtype):
         assert_close(other(module), case(module), 0.0)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("op", LOSSES)
 def test_empty_batch(op):
     case = make(op, B=0, R=2).differentiable()
@@ -75,6 +79,7 @@ def test_empty_batch(op):
     assert weighted.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.usefixtures("backend")
 def test_empty_batch_without_known_tasks():
     case = make("prompt_loss", B=0, t=None, shared_head=True)
     for module in (fl, fl.reference):
@@ -83,6 +88,7 @@ def test_empty_batch_without_known_tasks():
         assert per_task.tolist() == [0.0]
 
 
+@pytest.mark.usefixtures("backend")
 def test_tasks_from_the_largest_index():
     case = make("prompt_loss", K=5, t=None, shared_head=True)
     _, per_task = case()
@@ -91,6 +97,7 @@ def test_tasks_from_the_largest_index():
     assert_close(case(weight=[0.2] * 7), case(fl.reference, weight=[0.2] * 7))
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("form", [{}, {"R": 3}, {"R": 2, "H": 2}])
 @pytest.mark.parametrize("op", OPS)
 def test_float32(op, form):
@@ -114,6 +121,7 @@ def test_float32(op, form):
         assert ((a.double() - b).abs() <= roundings * 2.0**-24 * s.abs()).all()
 
 
+@pytest.mark.usefixtures("backend")
 def test_float32_gradients_have_their_dtype():
     case = make("stack_loss", dtype=torch.float32).differentiable()
     for leaf, grad in zip(case.leaves().values(), gradients(case), strict=True):
@@ -121,6 +129,7 @@ def test_float32_gradients_have_their_dtype():
         assert grad.shape == leaf.shape
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("op", OPS)
 def test_autocast_does_not_touch_the_precision(op):
     case = make(op, dtype=torch.float32).differentiable()

@@ -30,6 +30,7 @@ def parameters(op, K, lead=(), heads=(), dtype=DOUBLE):
     return [normal(*lead, K, 2, 4), normal(*lead, 2, *heads, 4, 4), normal(*lead, 2, *heads, 4, 4), normal(*lead, K, 4)]
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("n", [0, 2, 7])
 @pytest.mark.parametrize(("lead", "heads"), [((), ()), ((3,), ()), ((2,), (2,))])
 @pytest.mark.parametrize("name", SOURCES)
@@ -52,6 +53,7 @@ def test_is_sampling_then_loss(op, name, lead, heads, n):
     assert_close(*grads)
 
 
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("op", ["sampled_loss", "sampled_stack_loss"])
 def test_pieces_by_offset_add_up(op):
     given = parameters(op, 2)
@@ -69,6 +71,7 @@ def test_every_task_of_the_source_is_reported():
         assert per_task.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_float32_follows_the_parameters():
     loss, _ = fl.sampled_loss(MIX, 5, 8, *parameters("sampled_loss", 2, dtype=torch.float32), seed=0, step=0)
     assert loss.dtype == torch.float32
@@ -112,6 +115,7 @@ def test_wrong_calls(change, error, message):
         fl.sampled_loss(**{**arguments, **change})
 
 
+@pytest.mark.usefixtures("any_backend")
 def test_transforms():
     """torch.func works through sampling, and torch.compile breaks the graph around it."""
     p, W, v = (t.detach() for t in parameters("sampled_loss", 2))

@@ -1,0 +1,150 @@
+"""The compiled kernels at sizes that straddle every edge: of lanes, register tiles, groups of tokens, chunks, blocks.
+
+Lanes hold 8 float32 or 4 float64 sequences with AVX2; products run in tiles of 4 x 3 entries and rows of 6; tokens
+come in groups of 8 or 4, with leaves of 128 (streamed) and 512 (Gram); a chunk has at most 256 sequences, a block at
+least so many, and the runs of the tasks cross both.
+"""
+
+import random
+from itertools import cycle
+
+import pytest
+import torch
+from helpers import DOUBLE, assert_close, assert_within_budget, make, results
+
+import fastlin as fl
+from fastlin.backends import cpu
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 21, 22, 33, 65)
+LENGTHS = (0, 1, 3, 4, 5, 7, 8, 9, 17, 129, 257, 513, 1030)
+BATCHES = (1, 3, 4, 5, 7, 8, 9, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 1000)
+TASKS = (1, 2, 5, "B", None)
+TRIALS = (1, 2, 3, 8, 9, 50)
+FEW = (1, 2, 3, 5)
+
+# Long contexts with few sequences and large batches with short contexts: the reference attends over all pairs.
+PLACES = [
+    *zip(BATCHES, cycle((3, 0, 8, 5, 17, 1, 4, 9, 7)), strict=False),
+    *zip(cycle((5, 3, 9, 1)), LENGTHS, strict=False),
+    (65, 129),
+    (9, 257),
+]
+
+
+def path_of(op, n, m, R, H, L):
+    """The path that a problem is meant to take; None near the border between streaming and forming G."""
+    if "stack" in op and L > 1:
+        return "stack"
+    if op.startswith("gram"):
+        return "gram"
+    streamed, formed = 4 * n * R * H, n * (m + 1) / 2 + 2 * m * R * H
+    if R * H == 1 or streamed < 0.7 * formed:
+        return "streamed"
+    return "gram" if streamed > 1.4 * formed else None
+
+
+def cost(op, B, n, m, R, H, L):
+    """Multiply-adds of the reference, which attends over all pairs of tokens, and of products of matrices."""
+    attended = B * (n + 3) ** 2 * m
+    matrices = B * m * m * (m if "stack" in op or op.startswith("gram") else 1)
+    return R * H * (L if "stack" in op else 1) * (attended + matrices)
+
+
+def sample(path, ops):
+    """Problems that take a path, each with a size that those before it lack, until no size is missing."""
+    source = random.Random(path + "".join(ops))
+    found, seen = [], set()
+    for _ in range(2000):
+        B, n = source.choice(PLACES)
+        R, H = source.choice([(R, 1) for R in TRIALS] + [(1, H) for H in FEW] + [(2, 2), (3, 5)])
+        m, K, L, t, op = (source.choice(values) for values in (WIDTHS, TASKS, FEW, (None, 0, 1, 2), ops))
+        sizes = {"B": B, "n": n, "m": m, "K": K, "t": t, "R": R, "H": H, "L": L}
+        fresh = set(sizes.items())
+        if path_of(op, n, m, R, H, L) == path and cost(op, B, n, m, R, H, L) < 1e8 and fresh - seen:
+            seen |= fresh
+            found.append((op, {**sizes, "K": B if K == "B" else K}))
+    return found
+
+
+SAMPLES = [
+    *(("streamed", *s) for s in sample("streamed", ["prompt_loss", "predict"])),
+    *(("gram", *s) for s in sample("gram", ["prompt_loss", "predict"])),
+    *(("gram", *s) for s in sample("gram", ["gram_loss"])),
+    *(("stack", *s) for s in sample("stack", ["stack_loss", "gram_stack_loss", "stack_predict"])),
+]
+
+
+def _name(value):
+    return "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(("path", "op", "sizes"), SAMPLES, ids=_name)
+def test_values_and_gradients(path, op, sizes, instruction_set):
+    options = {"see_query": sizes["m"] % 2 == 0, "scale": gentle(op, **sizes)}
+    if op.endswith("loss") and sizes["B"] % 3 == 0:
+        options["weight"] = [0.5 + k % 3 for k in range(sizes["K"] or 1)]
+    single = make(op, **sizes, **options, dtype=torch.float32)
+    double = single.to(DOUBLE)
+    exact = results(double, fl.reference)
+    found = results(double, kernel=f"{instruction_set} float64 {path}")
+    for name, value in exact.items():
+        assert_close(found[name], value, what=name)
+    found = results(single, kernel=f"{instruction_set} float32 {path}")
+    assert_within_budget(found, results(single, backend="eager"), exact)
+
+
+def gentle(op, n, m, t, H, **_):
+    """A scale at which the layers of a stack about double what they get, so that float32 holds them."""
+    return (n + 1) ** 0.5 / (H * (n**0.5 + m**0.5 + (t or 0) + 1) ** 2) if "stack" in op else 0.7
+
+
+def test_every_size_is_there():
+    for path in ("streamed", "gram", "stack"):
+        own = [sizes for p, _, sizes in SAMPLES if p == path]
+        wants = {"m": WIDTHS, "B": BATCHES, "n": LENGTHS, "R": TRIALS, "H": FEW, "L": FEW[path == "stack" :]}
+        for name, values in wants.items():
+            assert {sizes[name] for sizes in own} >= set(values), (path, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+@pytest.mark.parametrize("m", WIDTHS)
+def test_gram(m, dtype, instruction_set):
+    for B, n in PLACES:
+        if n == 0:
+            continue
+        z = torch.randn(B, n, m, dtype=dtype, generator=torch.Generator().manual_seed(m))
+        G = fl.gram(z)
+        assert cpu.last_kernel == f"{instruction_set} {str(dtype).removeprefix('torch.')} gram"
+        assert torch.equal(G, G.mT)
+        assert_close(G.double(), fl.reference.gram(z.double()), 1e-11 if dtype is DOUBLE else 1e-5)
+
+
+@pytest.mark.parametrize("B", [0, 3])
+def test_gram_without_tokens(B, instruction_set):
+    z = torch.zeros(B, 0, 5, dtype=DOUBLE)
+    assert_close(fl.gram(z), torch.zeros(B, 5, 5, dtype=DOUBLE), 0.0)
+    p = torch.randn(2, 0, 5, dtype=DOUBLE)
+    assert_close(fl.gram(z, p, torch.zeros(B, dtype=torch.int64)), torch.zeros(B, 5, 5, dtype=DOUBLE), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "path", "m"), [("prompt_loss", "streamed", 512), ("gram_loss", "gram", 512), ("stack_loss", "stack", 200)]
+)
+def test_a_wide_token(op, path, m, instruction_set):
+    case = make(op, m=m, B=3, n=2, t=1)
+    found, exact = results(case, kernel=f"{instruction_set} float64 {path}"), results(case, fl.reference)
+    for name in exact:
+        assert_close(found[name], exact[name], what=name)
+
+
+@pytest.mark.parametrize("R", [1, 2])
+@pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
+def test_many_tasks(op, R, instruction_set):
+    """More tasks than sequences: most are absent, and every run is short."""
+    case = make(op, B=3000, n=2, m=3, K=10_000, t=1, R=R)
+    found, exact = results(case), results(case, fl.reference)
+    for name in exact:
+        assert_close(found[name], exact[name], what=name)
+    absent = torch.ones(10_000, dtype=torch.bool).index_fill(0, case.task, False)
+    assert (found["per_task"][:, absent] == 0).all()
+    assert (found["dp"][:, absent] == 0).all()
