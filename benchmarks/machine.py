@@ -1,0 +1,130 @@
+"""The machine: what it is, and what it can do at most, measured in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastlin as fl
+from fastlin import _extension
+
+_LONG_ENOUGH = 0.05
+
+
+@dataclass
+class Limits:
+    """What the machine can do at most: the best that was seen so far.
+
+    Attributes
+    ----------
+    threads : int
+        That the limits were measured with.
+    flops : float
+        Floating-point operations a second of all threads, float32; a multiply-add is two.
+    flops_source : str
+        How that was measured.
+    bandwidth : float
+        Bytes a second that z.sum() reads from memory.
+    """
+
+    threads: int
+    flops: float
+    flops_source: str
+    bandwidth: float
+
+    @property
+    def flops_per_core(self) -> float:
+        """Floating-point operations a second of one thread when all are at work."""
+        return self.flops / self.threads
+
+    def again(self, repeats: int) -> None:
+        """Measure once more: a moment when others were at work must not pass for a slow machine."""
+        now = measure(self.threads, repeats)
+        self.flops, self.bandwidth = max(self.flops, now.flops), max(self.bandwidth, now.bandwidth)
+
+
+def measure(threads: int, repeats: int) -> Limits:
+    """Measure the limits, best of several; torch must already run on `threads` threads."""
+    compiled = _extension.extension()
+    chains: Callable[[int, str], float] | None = getattr(compiled, "fma_chains", None)
+    if chains is None:
+        flops, source = _product(repeats), "torch.mm of 1024 x 1024, as fastlin._C has no fma_chains"
+    else:
+        flops, source = _fma_chains(chains, threads, repeats), "independent FMA chains"
+    x = torch.ones(1 << 26)
+    bandwidth = x.nbytes / min(_seconds(x.sum) for _ in range(repeats + 1))
+    return Limits(threads, flops, source, bandwidth)
+
+
+def _fma_chains(chains: Callable[[int, str], float], threads: int, repeats: int) -> float:
+    """Operations a second of FMA chains on several Python threads at once; the chains release the GIL."""
+    iterations = 1000
+    while _seconds(partial(chains, iterations, "float32")) < _LONG_ENOUGH:
+        iterations *= 2
+    return max(_together(partial(chains, iterations, "float32"), threads) for _ in range(repeats))
+
+
+def _together(work: Callable[[], float], threads: int) -> float:
+    """Sum of what `work` returns on each thread, over the time from the first start to the last end."""
+    barrier = threading.Barrier(threads)
+    spans: list[tuple[float, float, float]] = []
+
+    def run() -> None:
+        barrier.wait()
+        start = time.perf_counter()
+        done = work()
+        spans.append((start, time.perf_counter(), done))
+
+    workers = [threading.Thread(target=run) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    seconds = max(end for _, end, _ in spans) - min(start for start, _, _ in spans)
+    return sum(done for _, _, done in spans) / seconds
+
+
+def _product(repeats: int) -> float:
+    a, b = torch.ones(1024, 1024), torch.ones(1024, 1024)
+    return 2.0 * 1024**3 / min(_seconds(lambda: a @ b) for _ in range(3 * repeats))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def describe(backend: str, threads: int) -> dict[str, Any]:
+    """Machine, versions, and which of fastlin's backends is measured."""
+    info = fl.info()
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "threads": threads,
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "versions": info["versions"],
+        "backend": backend,
+        "instruction_set": info["instruction_set"],
+        "extension": info["extension"],
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"

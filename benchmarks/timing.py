@@ -1,0 +1,168 @@
+"""Interleaved timing: in every round each contender runs once, so that a slow moment of the machine meets them all."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+FEWEST_ROUNDS = 5
+"""Rounds that are run however long they take."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to time.
+
+    Attributes
+    ----------
+    name : str
+    call : callable
+    every : int
+        It runs in every `every`-th round: the slow ones run in fewer.
+    calls : int
+        Calls in a row that are timed as one, for what is short against the clock.
+    before : callable or None
+        Runs before the timed section, untimed.
+    """
+
+    name: str
+    call: Callable[[], object]
+    every: int = 1
+    calls: int = 1
+    before: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, one number for each round that the contender ran in."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median over rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile over rounds."""
+        if len(self.seconds) < 2:
+            return self.seconds[0], self.seconds[0]
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        first, third = self.quartiles
+        return (third - first) / self.median
+
+
+@dataclass
+class ColdCache:
+    """Brings the machine to the same state before every timed call: nothing of the case in cache, no thread at work.
+
+    A contender would otherwise find the tokens in the cache or not depending on who ran before it. One thread passes
+    over a buffer of twice the last-level cache, for at least 15 ms: OpenMP's threads spin for 9 ms after a parallel
+    region, on a core that a contender with other threads would want.
+    """
+
+    seconds: float = 0.015
+    buffer: np.ndarray[tuple[int], np.dtype[np.uint8]] = field(
+        default_factory=lambda: np.zeros(max(2 * last_level_cache(), 1 << 26), np.uint8)
+    )
+
+    def __call__(self) -> None:
+        """Pass over the buffer."""
+        end = time.perf_counter() + self.seconds
+        self.buffer += 1
+        while time.perf_counter() < end:
+            self.buffer += 1
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache that Linux reports for the first core, or 0."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    unit = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(text[:-1]) * unit[text[-1]] for text in (path.read_text().strip() for path in sizes)), default=0)
+
+
+def interleave(
+    contenders: Sequence[Contender],
+    rounds: int,
+    reset: Callable[[], None] | None,
+    *,
+    seconds: float = math.inf,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, Timing]:
+    """Time contenders against each other.
+
+    Parameters
+    ----------
+    contenders : sequence of Contender
+    rounds : int
+        In each, all contenders whose turn it is run once; the order rotates from round to round.
+    reset : callable or None
+        Runs before every timed section, after the contender's own `before`. None: an untimed call of the contender
+        itself, so that it finds the state that it left.
+    seconds : float
+        After which no round is begun, when FEWEST_ROUNDS are done.
+    progress : callable
+        Told the number of rounds done and to do.
+
+    Returns
+    -------
+    dict
+        A Timing for each contender's name.
+    """
+    samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        contender.call()
+    end = time.monotonic() + seconds
+    with _no_collection():
+        for i in range(rounds):
+            if i >= FEWEST_ROUNDS and time.monotonic() > end:
+                break
+            first = i % len(contenders)
+            for contender in (*contenders[first:], *contenders[:first]):
+                if i % contender.every == 0:
+                    samples[contender.name].append(_time(contender, reset or contender.call))
+            progress(i + 1, rounds)
+    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+def _time(contender: Contender, reset: Callable[[], object]) -> float:
+    if contender.before is not None:
+        contender.before()
+    reset()
+    call, calls = contender.call, contender.calls
+    if calls == 1:
+        start = time.perf_counter()
+        result = call()
+        elapsed = time.perf_counter() - start
+        del result  # what it holds is released after the clock has stopped
+        return elapsed
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
