@@ -40,6 +40,7 @@ class Worker {
     p = arena.take<T>(group * P.t * m * N);
     gc = arena.take<T>(tiles * most * m * N);
     last_q = arena.take<T>(stack ? tiles * m * N : 0);
+    residuals = arena.take<T>(group * N);
     sums = arena.take<T>(group * at.width * N);
     dW = arena.take<T>(m * m * N);
     dq = arena.take<T>(out.dq != nullptr ? tiles * m * N : 0);
@@ -234,7 +235,6 @@ class Worker {
 
   // to += factor * x.
   static void add_scaled(V factor, const T* x, std::int64_t count, T* to) {
-    FASTLIN_UNROLL_BY_4
     for (std::int64_t i = 0; i < count; ++i) L::put(to, i, fma(factor, L::at(x, i), L::at(to, i)));
   }
 
@@ -243,28 +243,26 @@ class Worker {
     const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
     apply(tile);
     for (std::int64_t i = 0; i < trials; ++i) {
-      const T* hi = h + i * m * N;
-      T* sum = sums + i * at.width * N;
       V attended = V::zero();
       for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
         attended = attended + dot(a_of(tile, vector), ce + vector * m * N, m);
       }
       V yhat = scale * attended;
-      if (P.h != nullptr) yhat = fma(rho, dot(query(tile), hi, m), yhat);
+      if (P.h != nullptr) yhat = fma(rho, dot(query(tile), h + i * m * N, m), yhat);
       if (out.yhat != nullptr) scatter_yhat(first_trial + i, tile, yhat);
-      const V residual = error(first_trial + i, tile, yhat, sum);
-      if (!gradients) continue;
-      const V g = scale * residual;
+      L::put(residuals, i, error(first_trial + i, tile, yhat, sums + i * at.width * N));
+    }
+    if (!gradients) return;
+    if (at.e >= 0) {
+      at.a >= 0 ? scale_vectors<true, true>(tile, scale) : scale_vectors<true, false>(tile, scale);
+    } else {
+      at.a >= 0 ? scale_vectors<false, true>(tile, scale) : scale_vectors<false, false>(tile, scale);
+    }
+    if (at.q < 0 && !needs_qb && out.dx == nullptr) return;
+    for (std::int64_t i = 0; i < trials; ++i) {
+      const V residual = L::at(residuals, i), g = scale * residual;
+      T* sum = sums + i * at.width * N;
       if (at.q >= 0) add_scaled(rho * residual, query(tile), m, sum + at.q * N);
-      for (std::int64_t k = 0; k < P.H; ++k) {
-        const std::int64_t vector = i * P.H + k;
-        const T* c = ce + vector * m * N;
-        T* scaled = gc_of(tile, vector);
-        FASTLIN_UNROLL_BY_4
-        for (std::int64_t j = 0; j < m; ++j) L::put(scaled, j, g * L::at(c, j));
-        if (at.e >= 0) add_scaled(g, c + vectors * m * N, m, sum + (at.e + k * m) * N);
-        if (at.a >= 0) add_scaled(g, a_of(tile, vector), m, sum + (at.a + k * m) * N);
-      }
       if (needs_qb) make_qb(i, tile, rho * residual);
       if (stack) {
         reverse_layers(tile, g, sum);
@@ -272,6 +270,27 @@ class Worker {
         keep_pairs(i, tile, g);
       }
       if (out.dq != nullptr) pull_query(i, tile, g);
+    }
+  }
+
+  // g c of all vectors, and the sums of g e and g a. Members are copied: a store of vectors could change
+  // them, for all that the compiler knows.
+  template <bool kE, bool kA>
+  void scale_vectors(std::int64_t tile, V scale) {
+    const std::int64_t count = m, heads = P.H, all = trials, width = at.width * N, length = m * N;
+    const std::int64_t to_e = vectors * length, e_sum = at.e * N, a_sum = at.a * N;
+    const T *c = ce, *a = a_of(tile, 0), *residual = residuals;
+    T *scaled = gc_of(tile, 0), *sum = sums;
+    for (std::int64_t i = 0; i < all; ++i, sum += width) {
+      const V g = scale * L::at(residual, i);
+      for (std::int64_t k = 0; k < heads; ++k, c += length, a += length, scaled += length) {
+        T *sum_e = sum + e_sum + k * length, *sum_a = sum + a_sum + k * length;
+        for (std::int64_t j = 0; j < count; ++j) {
+          L::put(scaled, j, g * L::at(c, j));
+          if (kE) L::put(sum_e, j, fma(g, L::at(c + to_e, j), L::at(sum_e, j)));
+          if (kA) L::put(sum_a, j, fma(g, L::at(a, j), L::at(sum_a, j)));
+        }
+      }
     }
   }
 
@@ -450,6 +469,7 @@ class Worker {
   T *h, *p;                                               // [trials, m], [trials, t, m] by the lanes' tasks
   T* last_q;                                              // [tiles, m] behind the matrix layers
   T* sums;                                                // [trials, width]
+  T* residuals;                                           // [trials]: dloss/dyhat
   T *dW, *dq;                                             // [m, m], [tiles, m]
   T* dG;                                                  // [tiles, m, m]
   T* pairs;                                               // [tiles, R, H, 2, m]: g a, v

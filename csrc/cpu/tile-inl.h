@@ -30,9 +30,7 @@ struct Tile {
     }
     for (std::int64_t i = 0;;) {
       V r[N];
-      FASTLIN_UNROLL
-      for (int l = 0; l < N; ++l) r[l] = V::load(rows[l] + offset + i);
-      V::transpose(r);
+      V::load_columns(rows, offset + i, r);
       FASTLIN_UNROLL
       for (int j = 0; j < N; ++j) put(tile, i + j, r[j]);
       if (i == count - N) return;

@@ -52,5 +52,9 @@ struct Vec {
       high.x[2 * i + 1] = b.x[size / 2 + i];
     }
   }
+  static Vec load_once(const T* p) { return load(p); }
+  static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[size]) {
+    load_columns_by_transpose(rows, offset, r);
+  }
   static void transpose(Vec (&r)[size]) { transpose_by_zips(r); }
 };

@@ -12,9 +12,34 @@ struct Vec<float> {
   static Vec set(float value) { return {_mm256_set1_ps(value)}; }
   static Vec broadcast(const float* p) { return {_mm256_broadcast_ss(p)}; }
   static Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Vec load_once(const float* p) {
+    Vec value = load(p);
+    asm("" : "+x"(value.x));
+    return value;
+  }
   static Vec load_first(const float* p, int count) { return {_mm256_maskload_ps(p, first(count))}; }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store_first(float* p, int count) const { _mm256_maskstore_ps(p, first(count), x); }
+
+  // r[j] = element j of each row. With halves of rows loaded into place 16 shuffles do, of 24 in `transpose`.
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[8]) {
+    FASTLIN_UNROLL
+    for (int half = 0; half < 8; half += 4) {
+      __m256 u[4];
+      FASTLIN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const __m128 low = _mm_loadu_ps(rows[i] + offset + half);
+        u[i] =
+            _mm256_insertf128_ps(_mm256_castps128_ps256(low), _mm_loadu_ps(rows[i + 4] + offset + half), 1);
+      }
+      const __m256 a = _mm256_unpacklo_ps(u[0], u[1]), b = _mm256_unpackhi_ps(u[0], u[1]);
+      const __m256 c = _mm256_unpacklo_ps(u[2], u[3]), d = _mm256_unpackhi_ps(u[2], u[3]);
+      r[half].x = _mm256_shuffle_ps(a, c, 0x44);
+      r[half + 1].x = _mm256_shuffle_ps(a, c, 0xee);
+      r[half + 2].x = _mm256_shuffle_ps(b, d, 0x44);
+      r[half + 3].x = _mm256_shuffle_ps(b, d, 0xee);
+    }
+  }
 
   FASTLIN_INLINE static void transpose(Vec (&r)[8]) {
     __m256 u[8], w[8];
@@ -57,9 +82,27 @@ struct Vec<double> {
   static Vec set(double value) { return {_mm256_set1_pd(value)}; }
   static Vec broadcast(const double* p) { return {_mm256_broadcast_sd(p)}; }
   static Vec load(const double* p) { return {_mm256_loadu_pd(p)}; }
+  static Vec load_once(const double* p) {
+    Vec value = load(p);
+    asm("" : "+x"(value.x));
+    return value;
+  }
   static Vec load_first(const double* p, int count) { return {_mm256_maskload_pd(p, first(count))}; }
   void store(double* p) const { _mm256_storeu_pd(p, x); }
   void store_first(double* p, int count) const { _mm256_maskstore_pd(p, first(count), x); }
+
+  FASTLIN_INLINE static void load_columns(const double* const* rows, std::int64_t offset, Vec (&r)[4]) {
+    __m256d u[4];
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const double *low = rows[i % 2] + offset + i / 2 * 2, *high = rows[i % 2 + 2] + offset + i / 2 * 2;
+      u[i] = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(low)), _mm_loadu_pd(high), 1);
+    }
+    r[0].x = _mm256_unpacklo_pd(u[0], u[1]);
+    r[1].x = _mm256_unpackhi_pd(u[0], u[1]);
+    r[2].x = _mm256_unpacklo_pd(u[2], u[3]);
+    r[3].x = _mm256_unpackhi_pd(u[2], u[3]);
+  }
 
   FASTLIN_INLINE static void transpose(Vec (&r)[4]) {
     const __m256d u0 = _mm256_unpacklo_pd(r[0].x, r[1].x), u1 = _mm256_unpackhi_pd(r[0].x, r[1].x);

@@ -14,6 +14,11 @@ struct Vec<float> {
   static Vec set(float value) { return {_mm512_set1_ps(value)}; }
   static Vec broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
   static Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Vec load_once(const float* p) {
+    Vec value = load(p);
+    asm("" : "+v"(value.x));
+    return value;
+  }
   static Vec load_first(const float* p, int count) { return {_mm512_maskz_loadu_ps(first(count), p)}; }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store_first(float* p, int count) const { _mm512_mask_storeu_ps(p, first(count), x); }
@@ -23,6 +28,9 @@ struct Vec<float> {
     const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     low.x = _mm512_permutex2var_ps(a.x, lower, b.x);
     high.x = _mm512_permutex2var_ps(a.x, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), b.x);
+  }
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[16]) {
+    load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
 
@@ -46,6 +54,11 @@ struct Vec<double> {
   static Vec set(double value) { return {_mm512_set1_pd(value)}; }
   static Vec broadcast(const double* p) { return {_mm512_set1_pd(*p)}; }
   static Vec load(const double* p) { return {_mm512_loadu_pd(p)}; }
+  static Vec load_once(const double* p) {
+    Vec value = load(p);
+    asm("" : "+v"(value.x));
+    return value;
+  }
   static Vec load_first(const double* p, int count) { return {_mm512_maskz_loadu_pd(first(count), p)}; }
   void store(double* p) const { _mm512_storeu_pd(p, x); }
   void store_first(double* p, int count) const { _mm512_mask_storeu_pd(p, first(count), x); }
@@ -54,6 +67,9 @@ struct Vec<double> {
     const __m512i lower = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     low.x = _mm512_permutex2var_pd(a.x, lower, b.x);
     high.x = _mm512_permutex2var_pd(a.x, _mm512_add_epi64(lower, _mm512_set1_epi64(4)), b.x);
+  }
+  FASTLIN_INLINE static void load_columns(const double* const* rows, std::int64_t offset, Vec (&r)[8]) {
+    load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
 

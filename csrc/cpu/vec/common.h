@@ -14,6 +14,14 @@ FASTLIN_INLINE void transpose_by_zips(V (&r)[N]) {
   }
 }
 
+// r[j] = element j of each row.
+template <class V, int N, class T>
+FASTLIN_INLINE void load_columns_by_transpose(const T* const* rows, std::int64_t offset, V (&r)[N]) {
+  FASTLIN_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = V::load(rows[i] + offset);
+  V::transpose(r);
+}
+
 // Loads and stores of the first elements where there are no masks.
 template <class V, class T>
 inline V load_some(const T* p, int count) {

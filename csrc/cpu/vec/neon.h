@@ -14,6 +14,11 @@ struct Vec<float> {
   static Vec set(float value) { return {vdupq_n_f32(value)}; }
   static Vec broadcast(const float* p) { return {vld1q_dup_f32(p)}; }
   static Vec load(const float* p) { return {vld1q_f32(p)}; }
+  static Vec load_once(const float* p) {
+    Vec value = load(p);
+    asm("" : "+w"(value.x));
+    return value;
+  }
   static Vec load_first(const float* p, int count) { return load_some<Vec>(p, count); }
   void store(float* p) const { vst1q_f32(p, x); }
   void store_first(float* p, int count) const { store_some(*this, p, count); }
@@ -21,6 +26,9 @@ struct Vec<float> {
   static void zip(Vec a, Vec b, Vec& low, Vec& high) {
     low.x = vzip1q_f32(a.x, b.x);
     high.x = vzip2q_f32(a.x, b.x);
+  }
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
+    load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[4]) { transpose_by_zips(r); }
 };
@@ -39,6 +47,11 @@ struct Vec<double> {
   static Vec set(double value) { return {vdupq_n_f64(value)}; }
   static Vec broadcast(const double* p) { return {vld1q_dup_f64(p)}; }
   static Vec load(const double* p) { return {vld1q_f64(p)}; }
+  static Vec load_once(const double* p) {
+    Vec value = load(p);
+    asm("" : "+w"(value.x));
+    return value;
+  }
   static Vec load_first(const double* p, int count) { return load_some<Vec>(p, count); }
   void store(double* p) const { vst1q_f64(p, x); }
   void store_first(double* p, int count) const { store_some(*this, p, count); }
@@ -46,6 +59,9 @@ struct Vec<double> {
   static void zip(Vec a, Vec b, Vec& low, Vec& high) {
     low.x = vzip1q_f64(a.x, b.x);
     high.x = vzip2q_f64(a.x, b.x);
+  }
+  FASTLIN_INLINE static void load_columns(const double* const* rows, std::int64_t offset, Vec (&r)[2]) {
+    load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[2]) { transpose_by_zips(r); }
 };

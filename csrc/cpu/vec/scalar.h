@@ -9,6 +9,7 @@ struct Vec {
   static Vec set(T value) { return {value}; }
   static Vec broadcast(const T* p) { return {*p}; }
   static Vec load(const T* p) { return {*p}; }
+  static Vec load_once(const T* p) { return load(p); }
   static Vec load_first(const T* p, int count) { return {count > 0 ? *p : T(0)}; }
   void store(T* p) const { *p = x; }
   void store_first(T* p, int count) const {
@@ -20,5 +21,8 @@ struct Vec {
   friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
   friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 
+  static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[1]) {
+    r[0] = load(rows[0] + offset);
+  }
   FASTLIN_INLINE static void transpose(Vec (&)[1]) {}
 };
