@@ -109,7 +109,9 @@ class Worker {
     }
   }
 
-  Tokens<T> tokens_of(std::int64_t tile) const { return {chunk.x + tile * N, P.x_row, P.n, m}; }
+  Tokens<T> tokens_of(std::int64_t tile) const {
+    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m};
+  }
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
   void form_gram(std::int64_t tile) {

@@ -15,11 +15,11 @@ struct Chunk {
   bool* changed;                      // [tiles] whether a lane has another task than in the tile before
   std::int64_t runs = 0;
   std::int64_t* run_task;  // [tiles lanes]
-  const T** x;             // [tiles, lanes] tokens or Gram matrices of each sequence
-  T* q;                    // [tiles, m, lanes]
-  T* y;                    // [tiles, lanes] targets
-  T* coefficient;          // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
-  T* active;               // [tiles, lanes] 1, or 0 in lanes without a sequence
+  const T** x;     // [tiles + 1, lanes] tokens or Gram matrices, those of the tile after the chunk too
+  T* q;            // [tiles, m, lanes]
+  T* y;            // [tiles, lanes] targets
+  T* coefficient;  // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
+  T* active;       // [tiles, lanes] 1, or 0 in lanes without a sequence
 
   Chunk(Arena& arena, const Plan<T>& plan) : plan_(plan) {
     const std::int64_t lanes = plan.tiles * N;
@@ -29,7 +29,7 @@ struct Chunk {
     run_task = arena.take<std::int64_t>(lanes);
     whole = arena.take<bool>(plan.tiles);
     changed = arena.take<bool>(plan.tiles);
-    x = arena.take<const T*>(lanes);
+    x = arena.take<const T*>(lanes + N);
     q = arena.take<T>(lanes * plan.problem.m);
     y = arena.take<T>(lanes);
     coefficient = arena.take<T>(lanes);
@@ -56,6 +56,10 @@ struct Chunk {
         y[i] = P.y[s];
         coefficient[i] = real ? plan_.coefficient[k] : T(0);
       }
+    }
+    for (int l = 0; l < N; ++l) {
+      const std::int64_t s = plan_.sequence(std::min(end + l, P.B - 1));
+      x[tiles * N + l] = P.x == nullptr ? nullptr : P.x + s * P.x_batch;
     }
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t first = tile * N, last = first + N - 1;

@@ -13,6 +13,7 @@ struct Tokens {
   static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
 
   const T* const* rows;  // [lanes] first token of each
+  const T* const* next;  // [lanes] of the tile that comes after; null when that is not known
   std::int64_t row;      // stride of tokens
   std::int64_t n, m;
 
@@ -22,6 +23,19 @@ struct Tokens {
       L::load(rows, first * m, count * m, tile);
     } else {
       for (std::int64_t i = 0; i < count; ++i) L::load(rows, (first + i) * row, m, tile + i * m * N);
+    }
+  }
+
+  // Asks for the same tokens of the next tile. Sequences of up to 4 KiB are over before the hardware sees a
+  // pattern in eight streams: 1.3 ms for 1.6 at m = 11, n = 50, one thread, 18 MB of tokens in L3. Longer
+  // ones it does better.
+  FASTLIN_INLINE void prefetch(std::int64_t first, std::int64_t count) const {
+    constexpr std::int64_t kLine = 64 / sizeof(T), kShort = 4096 / sizeof(T);
+    if (next == nullptr || n * row > kShort) return;
+    const std::int64_t size = count * row;
+    for (int l = 0; l < N; ++l) {
+      const T* from = next[l] + first * row;
+      for (std::int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i);
     }
   }
 
@@ -64,6 +78,7 @@ struct Streamed {
     const std::int64_t group = Tokens<T>::group(m);
     for (std::int64_t first = begin; first < end; first += group) {
       const std::int64_t count = std::min(group, end - first);
+      z.prefetch(first, count);
       z.load(first, count, scratch);
       std::int64_t i = 0;
       for (; i + 4 <= count; i += 4) add_tokens<4, kGrad>(scratch + i * m * N, m, v, a, c, e);

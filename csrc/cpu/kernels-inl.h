@@ -87,7 +87,7 @@ class GramWorker {
       rows[l] = z == nullptr ? nullptr : z + sequence * batch;  // no tokens, no address
       to[l] = out + sequence * m * m;
     }
-    Gram<T>::of_tokens(Tokens<T>{rows, row, n, m}, G, scratch);
+    Gram<T>::of_tokens(Tokens<T>{rows, nullptr, row, n, m}, G, scratch);
     L::store(G, m * m, to, 0, lanes);
   }
 
