@@ -8,7 +8,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # when another process holds one of them; sleeping it makes 28 and 20.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test lint format clean
+.PHONY: reproduce test bench lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce reduced --out runs/reduced
@@ -16,10 +16,13 @@ reproduce: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --cov=fastlin --cov-report=term-missing:skip-covered --cov-fail-under=95
 
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.cpu
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy fastlin
+	$(BIN)/mypy fastlin benchmarks
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 format: $(INSTALLED)

@@ -116,7 +116,11 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender of a race: a name in LOSSES or "read", its precision, threads (None: the session's) and turns."""
+    """A contender of a race: its kind, precision, threads (None: the session's) and turns.
+
+    The kind is a name in LOSSES, whose step is timed, or "read", which sums z; "call", the op's call alone, in which it
+    makes its gradients; "autograd", torch.autograd.grad of one sum, which is what torch takes for itself.
+    """
 
     kind: str
     every: int = 1
@@ -151,16 +155,20 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Within:
-    """A bar for the time of one contender; with `peak`, for a core of that many FLOP/s and in proportion for others."""
+    """A bar for the time of one contender; with `peak`, for a core of that many FLOP/s and in proportion for others.
+
+    Without seconds the time is only shown.
+    """
 
     entrant: str
-    seconds: float
+    seconds: float | None = None
     peak: float | None = None
 
     def line(self, work: str, result: Result, shape: Shape, limits: Limits) -> Line:
         """The bar's line of the table."""
-        bar, limit = f"<= {in_units(self.seconds)}", self.seconds
-        if self.peak is not None:
+        limit = self.seconds
+        bar = "" if limit is None else f"<= {in_units(limit)}"
+        if self.peak is not None and limit is not None:
             limit *= self.peak / limits.flops_per_core
             bar += f" at {self.peak / 1e9:g} GFLOP/s a core, so <= {in_units(limit)} here"
         missing = _not_timed(work, bar, result, (self.entrant,))
@@ -171,6 +179,8 @@ class Within:
         if self.peak is not None:
             share = 2 * useful_multiply_adds(shape) / timing.median / limits.flops
             measured += f", {100 * share:.0f} % of the measured peak"
+        if limit is None:
+            return Line(work, f"{measured} ({self.entrant})", bar, "no bar", timing.median)
         return Line(work, measured, bar, "ok" if timing.median <= limit else "misses", timing.median, limit)
 
 
@@ -252,7 +262,7 @@ def race(
         call = _call(entrant, case, session.backend)
         try:
             found = call()
-            if entrant.kind != "read":
+            if entrant.kind in LOSSES:
                 result.errors[label] = gate.check(label, found)
         except Exception as error:  # whatever keeps a contender from running is what its line says
             result.failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -280,6 +290,11 @@ def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     case = case if entrant.dtype == case.dtype else case.to(entrant.dtype)
     if entrant.kind == "read":
         return case.data[0].sum
+    if entrant.kind == "call":
+        return partial(LOSSES["op"](case.shape.op, backend), *case.arguments)
+    if entrant.kind == "autograd":
+        leaf = next(iter(case.parameters.values()))
+        return lambda: torch.autograd.grad(leaf.sum(), leaf)
     return case.step(LOSSES[entrant.kind](case.shape.op, backend))
 
 
