@@ -26,7 +26,8 @@ class Worker {
         stack(plan.path == Path::kStack),
         streamed(plan.path == Path::kStreamed),
         gradients(out.dW || out.dv || out.dh || out.dp || out.dA || out.dC || out.dx || out.dq),
-        needs_qb(stack ? gradients : out.dq != nullptr),
+        reverses(stack && (out.dA || out.dC || out.dp || out.dx || out.dq)),
+        needs_qb(reverses || out.dq != nullptr),
         needs_dG(out.dx != nullptr && !streamed),
         chunk(arena, plan),
         layers(arena, plan.problem, out) {
@@ -42,7 +43,8 @@ class Worker {
     last_q = arena.take<T>(stack ? tiles * m * N : 0);
     residuals = arena.take<T>(group * N);
     sums = arena.take<T>(group * at.width * N);
-    dW = arena.take<T>(m * m * N);
+    dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
+    dW = arena.take<T>(std::min(dW_rows, m) * m * N);
     dq = arena.take<T>(out.dq != nullptr ? tiles * m * N : 0);
     dG = arena.take<T>(needs_dG ? tiles * m * m * N : 0);
     pairs = arena.take<T>(out.dx != nullptr && streamed ? tiles * P.R * P.H * 2 * m * N : 0);
@@ -62,14 +64,13 @@ class Worker {
     const std::int64_t size = P.R * at.width, step = plan.tiles * N;
     std::int64_t open = -1;  // task whose record, the first, goes on in the next chunk
     for (std::int64_t first = begin; first < end; first += step) {
-      if (stop.now(thread)) return;
       chunk.take(first, std::min(end, first + step));
       if (open >= 0 && open != chunk.run_task[0]) {
         close(begin, end, open, records, end_records, ends);
         open = -1;
       }
       std::fill(records + (open >= 0 ? size : 0), records + chunk.runs * size, 0.0);
-      work();
+      if (!work(stop, thread)) return;
       for (std::int64_t i = 0; i + 1 < chunk.runs; ++i) {
         close(begin, end, chunk.run_task[i], records + i * size, end_records, ends);
       }
@@ -93,20 +94,23 @@ class Worker {
     std::copy_n(record, size, end_records + (starts ? size : 0));
   }
 
-  void work() {
-    if (!streamed) {
-      for (std::int64_t tile = 0; tile < chunk.tiles; ++tile) form_gram(tile);
+  // Returns false when the call is to stop, which is asked for every few tiles.
+  bool work(Stop& stop, int thread) {
+    for (std::int64_t tile = 0; !streamed && tile < chunk.tiles; ++tile) {
+      if (stop.now(thread)) return false;
+      form_gram(tile);
     }
     if (out.dq != nullptr) L::zero(dq, chunk.tiles * m);
     if (needs_dG) L::zero(dG, chunk.tiles * m * m);
     for (first_trial = 0; first_trial < P.R; first_trial += plan.trials_at_once) {
       trials = std::min(plan.trials_at_once, P.R - first_trial);
       vectors = trials * P.H;
-      run_trials();
+      if (!run_trials(stop, thread)) return false;
     }
     if (out.dq != nullptr || out.dx != nullptr) {
       for (std::int64_t tile = 0; tile < chunk.tiles; ++tile) store_data_gradients(tile);
     }
+    return true;
   }
 
   Tokens<T> tokens_of(std::int64_t tile) const {
@@ -120,13 +124,15 @@ class Worker {
     } else {
       Gram<T>::of_tokens(tokens_of(tile), gram_of(tile), scratch);
     }
+    chunk.clear_idle(tile, m * m, gram_of(tile));
     if (P.see_query) Gram<T>::add_outer(chunk.q + tile * m * N, 1, m, gram_of(tile));
   }
 
-  void run_trials() {
-    if (stack) layers.clear_sums();
+  bool run_trials(Stop& stop, int thread) {
+    if (reverses) layers.clear_sums();
     std::int64_t range = 0;  // the tile whose tasks, lane by lane, the sums belong to
     for (std::int64_t part = 0; part < chunk.tiles; part += plan.tiles_at_once) {
+      if (stop.now(thread)) return false;
       const std::int64_t end = std::min(chunk.tiles, part + plan.tiles_at_once);
       first_tile = part;
       if (!stack) project(part, end - part, chunk.q + part * m * N);
@@ -146,7 +152,8 @@ class Worker {
     }
     add_to_records(range);
     if (out.dW != nullptr) add_dW();
-    if (stack && gradients) layers.add_sums(first_trial, block_dA, block_dC);
+    if (reverses) layers.add_sums(first_trial, block_dA, block_dC);
+    return true;
   }
 
   // What G is applied to in a tile: v, then a [2, vectors, m].
@@ -214,6 +221,7 @@ class Worker {
         stream<false>(tile, i);
       }
     }
+    chunk.clear_idle(tile, columns * m, ce);
   }
 
   template <bool kE>
@@ -266,7 +274,7 @@ class Worker {
       T* sum = sums + i * at.width * N;
       if (at.q >= 0) add_scaled(rho * residual, query(tile), m, sum + at.q * N);
       if (needs_qb) make_qb(i, tile, rho * residual);
-      if (stack) {
+      if (reverses) {
         reverse_layers(tile, g, sum);
       } else if (out.dx != nullptr) {
         keep_pairs(i, tile, g);
@@ -300,8 +308,7 @@ class Worker {
   V error(std::int64_t r, std::int64_t tile, V yhat, T* sum) {
     if (P.y != nullptr) {
       const V difference = yhat - L::at(chunk.y, tile);
-      const V square = L::at(chunk.active, tile) * difference * difference;
-      L::put(sum, at.squares, L::at(sum, at.squares) + square);
+      L::put(sum, at.squares, fma(difference, difference, L::at(sum, at.squares)));
       return (difference + difference) * L::at(chunk.coefficient, tile);
     }
     if (P.gy == nullptr) return V::zero();
@@ -407,11 +414,16 @@ class Worker {
     return records + (run * P.R + first_trial + i) * at.width;
   }
 
+  // dW of all vectors, a few rows at a time: 16 KiB of lanes' sums are added up while they are in L1.
   void add_dW() {
     for (std::int64_t i = 0; i < vectors; ++i) {
-      product(m, m, chunk.tiles, Across<T>{query(0), m}, Across<T>{gc_of(0, i), vectors * m},
-              ToAcross<T>{dW, m});
-      L::add_sums(dW, m * m, block_dW + (first_trial * P.H + i) * m * m);
+      double* block = block_dW + (first_trial * P.H + i) * m * m;
+      for (std::int64_t row = 0; row < m; row += dW_rows) {
+        const std::int64_t rows = std::min(dW_rows, m - row);
+        product(rows, m, chunk.tiles, Across<T>{query(0) + row * N, m}, Across<T>{gc_of(0, i), vectors * m},
+                ToAcross<T>{dW, m});
+        L::add_sums(dW, rows * m, block + row * m);
+      }
     }
   }
 
@@ -458,10 +470,11 @@ class Worker {
   const Results<T>& out;
   const Record& at;
   const std::int64_t m;
-  const bool stack, streamed, gradients, needs_qb, needs_dG;
+  const bool stack, streamed, gradients, reverses, needs_qb, needs_dG;
   Chunk<T> chunk;
   Layers<T> layers;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
+  std::int64_t dW_rows = 0;                               // summed up at a time
   std::int64_t first_tile = 0;                            // of those at work
   T* G;                                                   // [tiles, m, m]
   T* x;                                                   // [tiles at once, 2, vectors, m]: v, a
@@ -472,7 +485,7 @@ class Worker {
   T* last_q;                                              // [tiles, m] behind the matrix layers
   T* sums;                                                // [trials, width]
   T* residuals;                                           // [trials]: dloss/dyhat
-  T *dW, *dq;                                             // [m, m], [tiles, m]
+  T *dW, *dq;                                             // [rows, m], [tiles, m]
   T* dG;                                                  // [tiles, m, m]
   T* pairs;                                               // [tiles, R, H, 2, m]: g a, v
   T *scratch, *tokens;

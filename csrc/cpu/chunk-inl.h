@@ -19,7 +19,6 @@ struct Chunk {
   T* q;            // [tiles, m, lanes]
   T* y;            // [tiles, lanes] targets
   T* coefficient;  // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
-  T* active;       // [tiles, lanes] 1, or 0 in lanes without a sequence
 
   Chunk(Arena& arena, const Plan<T>& plan) : plan_(plan) {
     const std::int64_t lanes = plan.tiles * N;
@@ -33,7 +32,6 @@ struct Chunk {
     q = arena.take<T>(lanes * plan.problem.m);
     y = arena.take<T>(lanes);
     coefficient = arena.take<T>(lanes);
-    active = arena.take<T>(lanes);
   }
 
   // Takes the sequences at positions begin ... end - 1, at most plan.tiles * lanes.
@@ -51,9 +49,8 @@ struct Chunk {
       if (runs == 0 || run_task[runs - 1] != k) run_task[runs++] = k;
       run[i] = runs - 1;
       x[i] = P.x == nullptr ? nullptr : P.x + s * P.x_batch;  // no tokens, no address
-      active[i] = real ? T(1) : T(0);
       if (P.y != nullptr) {
-        y[i] = P.y[s];
+        y[i] = real ? P.y[s] : T(0);
         coefficient[i] = real ? plan_.coefficient[k] : T(0);
       }
     }
@@ -68,11 +65,19 @@ struct Chunk {
       const T* rows[N];
       for (int l = 0; l < N; ++l) rows[l] = P.q + sequence[first + l] * P.q_batch;
       L::load(rows, 0, P.m, q + tile * P.m * N);
+      clear_idle(tile, P.m, q + tile * P.m * N);
     }
   }
 
   // Lanes of a tile that have a sequence.
   int lanes(std::int64_t tile) const { return static_cast<int>(count - tile * N < N ? count - tile * N : N); }
+
+  // Puts zeros into the lanes without a sequence, so that no infinity there becomes NaN in a sum over lanes.
+  void clear_idle(std::int64_t tile, std::int64_t entries, T* values) const {
+    for (int l = lanes(tile); l < N; ++l) {
+      for (std::int64_t i = 0; i < entries; ++i) values[i * N + l] = T(0);
+    }
+  }
 
   // tile [size, lanes] of rows of an array [.., K, size] that starts at `values`, by the lanes' tasks.
   void by_task(std::int64_t tile, const T* values, std::int64_t size, T* out) const {

@@ -1,14 +1,15 @@
 // Contexts: what applies G to vectors. Streamed tokens never form G: c += z (z . v), e += z (z . a), 4 m
 // multiply-adds a token and vector. Otherwise G = sum z z' (+ q q') is formed once a sequence, m (m + 1) / 2
-// a token, and shared by all trials and heads. Each token is read once: 4 n m bytes a sequence in float32.
-// Long sums are taken in halves, so that their error grows with log n.
+// a token, and shared by all trials and heads. One vector reads each token once: 4 n m bytes a sequence in
+// float32. Long sums are taken in halves, so that their error grows with log n.
 
 template <class T>
 struct Tokens {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
-  // Transposed at a time. 4 m elements a lane are whole vectors of tokens for most widths and stay in L1.
+  // Tokens that are transposed at a time: 8 of them are whole vectors in every lane, and stay in L1 up to m
+  // = 64.
   static std::int64_t group(std::int64_t m) { return m <= 64 ? 8 : 4; }
   static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
 

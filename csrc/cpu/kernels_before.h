@@ -27,10 +27,8 @@
   FASTLIN_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FASTLIN_END_TARGET FASTLIN_PRAGMA(clang attribute pop)
 #define FASTLIN_UNROLL FASTLIN_PRAGMA(clang loop unroll(full))
-#define FASTLIN_UNROLL_BY_4 FASTLIN_PRAGMA(clang loop unroll_count(4))
 #else
 #define FASTLIN_BEGIN_TARGET(features) FASTLIN_PRAGMA(GCC push_options) FASTLIN_PRAGMA(GCC target(features))
 #define FASTLIN_END_TARGET FASTLIN_PRAGMA(GCC pop_options)
 #define FASTLIN_UNROLL FASTLIN_PRAGMA(GCC unroll 16)
-#define FASTLIN_UNROLL_BY_4 FASTLIN_PRAGMA(GCC unroll 4)
 #endif

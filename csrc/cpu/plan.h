@@ -58,7 +58,8 @@ struct Plan {
   static constexpr std::int64_t kFewestBlocks = 8;
   static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
 
-  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
+  static constexpr double kWorthSharing = 1e6;  // multiply-adds, 20 us or more: waking a thread takes as long
+  static constexpr std::int64_t kTrials = 6;    // that use a Gram matrix while it is in L1
   static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;
@@ -82,7 +83,11 @@ struct Plan {
         (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t most =
         std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
-    block_size = std::max(kChunk, (P.B + most - 1) / most);
+    // A small batch of much work is shared too; one of little work is not worth a second thread. In one layer
+    // the sums of a block cost as much as a tile's, so that it has four.
+    const std::int64_t fewest = path == Path::kStack ? lanes : 4 * lanes;
+    const std::int64_t shared = work() < kWorthSharing ? kChunk : std::clamp(P.B / 8, fewest, kChunk);
+    block_size = std::max(shared, (P.B + most - 1) / most);
     tiles = kChunk / lanes;
     block_size = (block_size + lanes - 1) / lanes * lanes;
     blocks = (P.B + block_size - 1) / block_size;
@@ -95,6 +100,14 @@ struct Plan {
       const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
       tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
     }
+  }
+
+  // Multiply-adds of the whole call, roughly: gradients included, whatever is asked for.
+  double work() const {
+    const Problem<T>& P = problem;
+    const double m = static_cast<double>(P.m), vectors = static_cast<double>(P.R) * P.H;
+    const double context = P.n * m * (path == Path::kStreamed ? 4.0 * vectors : 0.5 * m);
+    return P.B * (context + vectors * m * m * (4.0 + 10.0 * m * P.layers));
   }
 
   std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }

@@ -13,6 +13,8 @@ class Layers {
   Layers(Arena& arena, const Problem<T>& P, const Results<T>& out)
       : P(P), out(out), m(P.m), square(P.m * P.m * N), scale(static_cast<T>(P.scale)) {
     const std::int64_t layers = P.layers;
+    qb = arena.take<T>(m * N);
+    if (layers == 0) return;
     G = arena.take<T>((layers + 1) * square);
     T_ = arena.take<T>(layers * square);
     GT = arena.take<T>(layers * square);
@@ -22,7 +24,6 @@ class Layers {
     work = arena.take<T>(square);
     through = arena.take<T>(square);
     Gb = arena.take<T>(square);
-    qb = arena.take<T>(m * N);
     sums = arena.take<T>(2 * layers * P.H * square);
   }
 
@@ -31,7 +32,7 @@ class Layers {
   const T* last_q() const { return q + P.layers * m * N; }
   T* first_G() { return G; }
   T* first_q() { return q; }
-  T *Gb, *qb;  // gradients of what the next reverse step starts from
+  T *Gb = nullptr, *qb;  // gradients of what the next reverse step starts from
 
   void forward(std::int64_t r) {
     for (std::int64_t l = 0; l < P.layers; ++l) {
@@ -108,5 +109,6 @@ class Layers {
   const Results<T>& out;
   const std::int64_t m, square;
   const T scale;
-  T *G, *T_, *GT, *AG, *q, *Tb, *work, *through, *sums;
+  T *G = nullptr, *T_ = nullptr, *GT = nullptr, *AG = nullptr, *q = nullptr, *Tb = nullptr, *work = nullptr,
+    *through = nullptr, *sums = nullptr;
 };

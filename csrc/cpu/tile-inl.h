@@ -87,8 +87,8 @@ struct Tile {
 };
 
 // Operands of products, with entries (k, i). `Across` has those of one k side by side, `Along` those of one
-// i; that one stride is known when the code is compiled makes a product of 11 x 11 matrices 1.5 times faster.
-// Strides are in entries: V::size numbers of as many sequences, or one number that is the same for all.
+// i, so that one stride is known when the code is compiled. Strides are in entries: V::size numbers of as
+// many sequences, or one number that is the same for all.
 template <class T, bool kNumbers = false>
 struct Across {
   const T* first;

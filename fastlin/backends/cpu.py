@@ -124,7 +124,7 @@ def _attention(
     skips = problem.skips
     given = (problem.task, p, A, problem.C, problem.W, problem.v, problem.h, y, weight, gy)
     # Copies live until the kernel has returned.
-    inputs = [x, q, *[t if t is None or (t.is_contiguous() and not t.is_neg()) else _plain(t) for t in given]]
+    inputs = [x, q, *[t if t is None or _is_plain(t) else _plain(t) for t in given]]
     last_kernel = _C().attention(
         instruction_set(),
         q.dtype is torch.float64,
@@ -144,13 +144,21 @@ def _empty_gradients(problem: Problem, wants: str) -> Gradients:
 
 def _rows(tensor: Tensor) -> Tensor:
     """The tensor itself when its rows are contiguous, else a copy."""
-    in_place = (tensor.stride(-1) == 1 or tensor.shape[-1] == 1) and not tensor.is_neg()
-    return tensor if in_place else _plain(tensor)
+    has_rows = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    return tensor if has_rows and not tensor.is_neg() and not tensor._is_zerotensor() else _plain(tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor holds its numbers, in order.
+
+    It does not where torch negates when it reads, as in x.conj().imag, nor where zeros have no memory.
+    """
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy of a tensor; where torch negates when it reads, as in x.conj().imag, the memory does so too."""
-    return tensor.resolve_neg().contiguous()
+    """A copy for which `_is_plain` holds."""
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg().contiguous()
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fastlin import backends, validation
 from fastlin.backends.problem import (
@@ -67,9 +68,23 @@ def checked(given: Arguments) -> Arguments:
     if options.check_finite:
         validation.finite(options.op, _named(given))
     backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
+    if not backends.load(backend).traceable and not all(map(_has_memory, (*given.tensors, *given.extra[:2]))):
+        if options.backend != "auto":
+            raise backends.BackendError(
+                f"{options.op}: backend {backend!r} cannot serve this call: it wants tensors with memory of their own, "
+                "not a tensor subclass that only wraps others"
+            )
+        backend = "eager"
     if tasks == options.tasks and backend == options.backend:
         return given
     return Arguments(given.tensors, given.extra, options._replace(tasks=tasks, backend=backend))
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether an argument, if it is a tensor of numbers, has an address that a kernel can read."""
+    if type(value) is Tensor or type(value) is Parameter or not isinstance(value, Tensor):
+        return True
+    return value.numel() == 0 or value.data_ptr() != 0
 
 
 def _named(given: Arguments) -> dict[str, Tensor | None]:
@@ -187,4 +202,5 @@ class _Call:
 
     def from_trials(self, tensor: Tensor) -> Tensor:
         """A result that leads with R in the form that the caller expects."""
-        return tensor if self.is_direct else (tensor[0] if self.adds_trial else tensor).contiguous()
+        # Not a view: autograd forbids to add to one of several views in place, as in loss += penalty.
+        return tensor[0].clone() if self.adds_trial else tensor.contiguous()

@@ -25,7 +25,9 @@ from fastlin.ops._call import LETTERS, PARAMETERS, Arguments
 class Path(Enum):
     """The way of a call: what torch is doing at the moment decides."""
 
-    REGISTERED = "the registered op: torch.compile, fake tensors and the meta device have no numbers to look at"
+    REGISTERED = (
+        "the registered op: torch.compile, fake tensors and the meta device have no numbers; tracers"
+    )
     TRACED_TORCH = "eager's torch operations, compiled: torch.func inside torch.compile cannot see through the op"
     TORCH = "eager's torch operations: forward mode differentiates them any number of times"
     TRANSFORMED = "the autograd.Function that torch.func can differentiate and vmap"
@@ -55,7 +57,8 @@ def path(first: Tensor, is_differentiated: bool, backend: str, has_checks: bool)
         Whether numbers must be looked at beyond the task indices.
     """
     functorch = torch._C._are_functorch_transforms_active()
-    if torch.compiler.is_compiling() or isinstance(first, FakeTensor) or first.is_meta:
+    is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
+    if torch.compiler.is_compiling() or is_traced or isinstance(first, FakeTensor) or first.is_meta:
         in_torch = functorch and backend in ("auto", "eager") and not has_checks
         return Path.TRACED_TORCH if in_torch else Path.REGISTERED
     if forward_ad._current_level >= 0 or (functorch and _in_forward_mode()):
