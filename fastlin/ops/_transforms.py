@@ -57,8 +57,7 @@ def path(first: Tensor, is_differentiated: bool, backend: str, has_checks: bool)
         Whether numbers must be looked at beyond the task indices.
     """
     functorch = torch._C._are_functorch_transforms_active()
-    is_traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
-    if torch.compiler.is_compiling() or is_traced or isinstance(first, FakeTensor) or first.is_meta:
+    if torch.compiler.is_compiling() or isinstance(first, FakeTensor) or first.is_meta or _is_recorded():
         in_torch = functorch and backend in ("auto", "eager") and not has_checks
         return Path.TRACED_TORCH if in_torch else Path.REGISTERED
     if forward_ad._current_level >= 0 or (functorch and _in_forward_mode()):
@@ -66,6 +65,11 @@ def path(first: Tensor, is_differentiated: bool, backend: str, has_checks: bool)
     if functorch:
         return Path.TRANSFORMED
     return Path.FUNCTION if is_differentiated else Path.DIRECT
+
+
+def _is_recorded() -> bool:
+    """Whether torch.jit.trace, make_fx or another dispatch mode watches the operations."""
+    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _in_forward_mode() -> bool:
