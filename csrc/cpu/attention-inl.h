@@ -28,9 +28,9 @@ class Worker {
         gradients(out.dW || out.dv || out.dh || out.dp || out.dA || out.dC || out.dx || out.dq),
         reverses(stack && (out.dA || out.dC || out.dp || out.dx || out.dq)),
         needs_qb(reverses || out.dq != nullptr),
-        needs_dG(out.dx != nullptr && !streamed),
         chunk(arena, plan),
-        layers(arena, plan.problem, out) {
+        layers(arena, plan.problem, out),
+        data(arena, plan, out, chunk) {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     scratch = arena.take<T>(streamed ? Streamed<T>::scratch(P.n, m) : Gram<T>::scratch(P.n, m));
@@ -45,12 +45,11 @@ class Worker {
     sums = arena.take<T>(group * at.width * N);
     dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
     dW = arena.take<T>(std::min(dW_rows, m) * m * N);
-    dq = arena.take<T>(out.dq != nullptr ? tiles * m * N : 0);
-    dG = arena.take<T>(needs_dG ? tiles * m * m * N : 0);
-    pairs = arena.take<T>(out.dx != nullptr && streamed ? tiles * P.R * P.H * 2 * m * N : 0);
-    tokens = arena.take<T>(out.dx != nullptr ? 2 * Tokens<T>::group(m) * m * N : 0);
     records = arena.take<double>(tiles * N * P.R * at.width);
   }
+
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   // The block's sums over all tasks go to `matrices`, those of its first and last task, if it shares them
   // with its neighbours, to `end_records` [2, R, width].
@@ -100,16 +99,13 @@ class Worker {
       if (stop.now(thread)) return false;
       form_gram(tile);
     }
-    if (out.dq != nullptr) L::zero(dq, chunk.tiles * m);
-    if (needs_dG) L::zero(dG, chunk.tiles * m * m);
+    data.clear();
     for (first_trial = 0; first_trial < P.R; first_trial += plan.trials_at_once) {
       trials = std::min(plan.trials_at_once, P.R - first_trial);
       vectors = trials * P.H;
       if (!run_trials(stop, thread)) return false;
     }
-    if (out.dq != nullptr || out.dx != nullptr) {
-      for (std::int64_t tile = 0; tile < chunk.tiles; ++tile) store_data_gradients(tile);
-    }
+    data.store();
     return true;
   }
 
@@ -232,22 +228,6 @@ class Worker {
     Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, v, a, c, e, scratch);
   }
 
-  static V dot(const T* x, const T* y, std::int64_t count) {
-    V even = V::zero(), odd = V::zero();
-    std::int64_t i = 0;
-    for (; i + 2 <= count; i += 2) {
-      even = fma(L::at(x, i), L::at(y, i), even);
-      odd = fma(L::at(x, i + 1), L::at(y, i + 1), odd);
-    }
-    if (i < count) even = fma(L::at(x, i), L::at(y, i), even);
-    return even + odd;
-  }
-
-  // to += factor * x.
-  static void add_scaled(V factor, const T* x, std::int64_t count, T* to) {
-    for (std::int64_t i = 0; i < count; ++i) L::put(to, i, fma(factor, L::at(x, i), L::at(to, i)));
-  }
-
   // The last layer of one tile: predictions, errors, and all gradients but dW.
   void head(std::int64_t tile) {
     const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
@@ -255,10 +235,10 @@ class Worker {
     for (std::int64_t i = 0; i < trials; ++i) {
       V attended = V::zero();
       for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
-        attended = attended + dot(a_of(tile, vector), ce + vector * m * N, m);
+        attended = attended + L::dot(a_of(tile, vector), ce + vector * m * N, m);
       }
       V yhat = scale * attended;
-      if (P.h != nullptr) yhat = fma(rho, dot(query(tile), h + i * m * N, m), yhat);
+      if (P.h != nullptr) yhat = fma(rho, L::dot(query(tile), h + i * m * N, m), yhat);
       if (out.yhat != nullptr) scatter_yhat(first_trial + i, tile, yhat);
       L::put(residuals, i, error(first_trial + i, tile, yhat, sums + i * at.width * N));
     }
@@ -272,14 +252,13 @@ class Worker {
     for (std::int64_t i = 0; i < trials; ++i) {
       const V residual = L::at(residuals, i), g = scale * residual;
       T* sum = sums + i * at.width * N;
-      if (at.q >= 0) add_scaled(rho * residual, query(tile), m, sum + at.q * N);
+      if (at.q >= 0) L::add_scaled(rho * residual, query(tile), m, sum + at.q * N);
       if (needs_qb) make_qb(i, tile, rho * residual);
-      if (reverses) {
-        reverse_layers(tile, g, sum);
-      } else if (out.dx != nullptr) {
-        keep_pairs(i, tile, g);
+      if (reverses) reverse_layers(tile, g, sum);
+      if (out.dq != nullptr) data.add_query(tile, layers.qb);
+      for (std::int64_t vector = i * P.H; !stack && vector < (i + 1) * P.H; ++vector) {
+        data.add_vectors(tile, first_trial * P.H + vector, g, a_of(tile, vector), v_of(tile, vector));
       }
-      if (out.dq != nullptr) pull_query(i, tile, g);
     }
   }
 
@@ -339,61 +318,18 @@ class Worker {
     }
   }
 
-  // target [m, m] += g sym(a v').
-  void add_rank_two(std::int64_t vector, std::int64_t tile, V g, T* target) {
-    const T *a = a_of(tile, vector), *v = v_of(tile, vector);
-    const V half = V::set(T(0.5)) * g;
-    for (std::int64_t i = 0; i < m; ++i) {
-      const V ai = half * L::at(a, i), vi = half * L::at(v, i);
-      for (std::int64_t j = 0; j < m; ++j) {
-        const V value = fma(ai, L::at(v, j), fma(vi, L::at(a, j), L::at(target, i * m + j)));
-        L::put(target, i * m + j, value);
-      }
-    }
-  }
-
   // A stack takes its trials one by one.
   void reverse_layers(std::int64_t tile, V g, T* sum) {
     L::zero(layers.Gb, m * m);
-    for (std::int64_t vector = 0; vector < P.H; ++vector) add_rank_two(vector, tile, g, layers.Gb);
+    for (std::int64_t vector = 0; vector < P.H; ++vector) {
+      L::add_rank_two(g, a_of(tile, vector), v_of(tile, vector), m, layers.Gb);
+    }
     layers.reverse(first_trial);
     if (at.p >= 0) {
       T* dp = sum + at.p * N;
       product(m, P.t, m, Across<T>{layers.Gb, m}, Along<T>{p, m}, ToAlong<T>{dp, m, T(2), dp});
     }
-    if (needs_dG) L::add(dG + tile * m * m * N, layers.Gb, m * m);
-  }
-
-  // For the gradient of the tokens: g a and v of a trial, or their part of dG.
-  void keep_pairs(std::int64_t i, std::int64_t tile, V g) {
-    for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
-      if (needs_dG) {
-        add_rank_two(vector, tile, g, dG + tile * m * m * N);
-        continue;
-      }
-      T* pair = pairs + ((tile * P.R + first_trial) * P.H + vector) * 2 * m * N;
-      const T* a = a_of(tile, vector);
-      for (std::int64_t j = 0; j < m; ++j) L::put(pair, j, g * L::at(a, j));
-      std::copy_n(v_of(tile, vector), m * N, pair + m * N);
-    }
-  }
-
-  // dq += qb, and 2 Gb q when the query is among the keys.
-  void pull_query(std::int64_t i, std::int64_t tile, V g) {
-    T* to = dq + tile * m * N;
-    L::add(to, layers.qb, m);
-    if (!P.see_query) return;
-    const T* q = chunk.q + tile * m * N;
-    if (stack) {
-      product(m, 1, m, Across<T>{layers.Gb, m}, Along<T>{q, 0}, ToAlong<T>{to, 0, T(2), to});
-      return;
-    }
-    for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
-      const T *a = a_of(tile, vector), *v = v_of(tile, vector);
-      const V with_v = g * dot(q, v, m), with_a = g * dot(q, a, m);
-      add_scaled(with_v, a, m, to);
-      add_scaled(with_a, v, m, to);
-    }
+    data.add_matrix(tile, layers.Gb);
   }
 
   // Adds the sums to the records: of one task, or of each lane's.
@@ -427,52 +363,15 @@ class Worker {
     }
   }
 
-  void store_data_gradients(std::int64_t tile) {
-    T* rows[N];
-    const int lanes = chunk.lanes(tile);
-    if (out.dq != nullptr) {
-      for (int l = 0; l < lanes; ++l) rows[l] = out.dq + chunk.sequence[tile * N + l] * m;
-      L::store(dq + tile * m * N, m, rows, 0, lanes);
-    }
-    if (out.dx == nullptr) return;
-    const std::int64_t length = P.is_gram ? m * m : P.n * m;
-    for (int l = 0; l < lanes; ++l) rows[l] = out.dx + chunk.sequence[tile * N + l] * length;
-    if (P.is_gram) {
-      L::store(dG + tile * m * m * N, m * m, rows, 0, lanes);
-      return;
-    }
-    const std::int64_t group = Tokens<T>::group(m);
-    T *z = tokens, *dz = tokens + group * m * N;
-    for (std::int64_t first = 0; first < P.n; first += group) {
-      const std::int64_t count = std::min(group, P.n - first);
-      tokens_of(tile).load(first, count, z);
-      if (needs_dG) {
-        const T* Gb = dG + tile * m * m * N;
-        product(m, count, m, Across<T>{Gb, m}, Along<T>{z, m}, ToAlong<T>{dz, m, T(2)});
-      } else {
-        L::zero(dz, count * m);
-        const T* pair = pairs + tile * P.R * P.H * 2 * m * N;
-        for (std::int64_t i = 0; i < P.R * P.H; ++i, pair += 2 * m * N) {
-          for (std::int64_t token = 0; token < count; ++token) {
-            const T* zi = z + token * m * N;
-            const V with_a = dot(zi, pair, m), with_v = dot(zi, pair + m * N, m);
-            add_scaled(with_v, pair, m, dz + token * m * N);
-            add_scaled(with_a, pair + m * N, m, dz + token * m * N);
-          }
-        }
-      }
-      L::store(dz, count * m, rows, first * m, lanes);
-    }
-  }
-
   const Plan<T>& plan;
   const Problem<T>& P;
   const Results<T>& out;
   const Record& at;
   const std::int64_t m;
-  const bool stack, streamed, gradients, reverses, needs_qb, needs_dG;
+  const bool stack, streamed, gradients, reverses, needs_qb;
   Chunk<T> chunk;
   Layers<T> layers;
+  DataGradients<T> data;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
   std::int64_t dW_rows = 0;                               // summed up at a time
   std::int64_t first_tile = 0;                            // of those at work
@@ -485,10 +384,8 @@ class Worker {
   T* last_q;                                              // [tiles, m] behind the matrix layers
   T* sums;                                                // [trials, width]
   T* residuals;                                           // [trials]: dloss/dyhat
-  T *dW, *dq;                                             // [rows, m], [tiles, m]
-  T* dG;                                                  // [tiles, m, m]
-  T* pairs;                                               // [tiles, R, H, 2, m]: g a, v
-  T *scratch, *tokens;
+  T* dW;                                                  // [rows, m]
+  T* scratch;
   double* records;  // [runs of a chunk, R, width]
   double *block_dW = nullptr, *block_dA = nullptr, *block_dC = nullptr;
 };

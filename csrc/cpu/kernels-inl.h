@@ -1,17 +1,17 @@
 // The entries of an instruction set's table: workspace, threads, and the sums over blocks.
 
-// A worker for each thread, laid out in one piece of memory.
-template <class W, class Make>
-std::vector<W> workers(int threads, Memory& memory, Make make) {
+// A worker for each thread, laid out in one piece of memory. Its parts refer to each other: it stays where it
+// is made.
+template <class W, class... Given>
+std::vector<std::unique_ptr<W>> workers(int threads, Memory& memory, const Given&... given) {
   Arena count;
-  make(count);
+  W measured(count, given...);
   const std::size_t each = count.used();
   memory = allocate(each * static_cast<std::size_t>(threads) + 1);
-  std::vector<W> team;
-  team.reserve(static_cast<std::size_t>(threads));
+  std::vector<std::unique_ptr<W>> team;
   for (int i = 0; i < threads; ++i) {
     Arena arena(memory.get() + each * static_cast<std::size_t>(i));
-    team.push_back(make(arena));
+    team.push_back(std::make_unique<W>(arena, given...));
   }
   return team;
 }
@@ -40,17 +40,16 @@ bool attention(const Problem<T>& P, const Results<T>& out, int threads, Interrup
   clear_results(plan, out);
   const int team = static_cast<int>(std::min<std::int64_t>(threads, std::max<std::int64_t>(plan.blocks, 1)));
   Memory workspace, partial;
-  std::vector<Worker<T>> members =
-      workers<Worker<T>>(team, workspace, [&](Arena& arena) { return Worker<T>(arena, plan, out); });
+  const auto members = workers<Worker<T>>(team, workspace, plan, out);
   const std::int64_t record = P.R * plan.record.width, stride = plan.matrices + 2 * record;
   partial = allocate(static_cast<std::size_t>(plan.blocks * stride) * sizeof(double) + 1);
   double* matrices = reinterpret_cast<double*>(partial.get());  // [blocks, matrices]
   double* records = matrices + plan.blocks * plan.matrices;     // [blocks, 2, R, width]
   std::vector<Ends> ends(static_cast<std::size_t>(plan.blocks));
   for_each_block(plan.blocks, threads, [&](std::int64_t block, int thread) {
-    members[static_cast<std::size_t>(thread)].block(block, matrices + block * plan.matrices,
-                                                    records + block * 2 * record,
-                                                    ends[static_cast<std::size_t>(block)], stop, thread);
+    members[static_cast<std::size_t>(thread)]->block(block, matrices + block * plan.matrices,
+                                                     records + block * 2 * record,
+                                                     ends[static_cast<std::size_t>(block)], stop, thread);
   });
   if (stop.now(0)) return false;
   join_ends(plan, out, ends, records);
@@ -101,14 +100,13 @@ bool gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std:
   constexpr std::int64_t N = Vec<T>::size, kBlock = 64;
   Stop stop(interrupt);
   Memory workspace;
-  std::vector<GramWorker<T>> members =
-      workers<GramWorker<T>>(threads, workspace, [&](Arena& arena) { return GramWorker<T>(arena, n, m); });
+  const auto members = workers<GramWorker<T>>(threads, workspace, n, m);
   for_each_block((B + kBlock - 1) / kBlock, threads, [&](std::int64_t block, int thread) {
     if (stop.now(thread)) return;
     const std::int64_t end = std::min(B, (block + 1) * kBlock);
     for (std::int64_t first = block * kBlock; first < end; first += N) {
-      members[static_cast<std::size_t>(thread)].tile(z, batch, row, first,
-                                                     static_cast<int>(std::min(N, end - first)), n, m, G);
+      members[static_cast<std::size_t>(thread)]->tile(z, batch, row, first,
+                                                      static_cast<int>(std::min(N, end - first)), n, m, G);
     }
   });
   return !stop.now(0);

@@ -6,6 +6,7 @@
 #include "cpu/context-inl.h"
 #include "cpu/chunk-inl.h"
 #include "cpu/stack-inl.h"
+#include "cpu/data-inl.h"
 #include "cpu/attention-inl.h"
 #include "cpu/kernels-inl.h"
 // clang-format on

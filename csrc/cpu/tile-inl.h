@@ -17,6 +17,39 @@ struct Tile {
     for (std::int64_t i = 0; i < count; ++i) put(tile, i, at(tile, i) + at(other, i));
   }
 
+  static V dot(const T* x, const T* y, std::int64_t count) {
+    V even = V::zero(), odd = V::zero();
+    std::int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      even = fma(at(x, i), at(y, i), even);
+      odd = fma(at(x, i + 1), at(y, i + 1), odd);
+    }
+    if (i < count) even = fma(at(x, i), at(y, i), even);
+    return even + odd;
+  }
+
+  // to += factor * x.
+  static void add_scaled(V factor, const T* x, std::int64_t count, T* to) {
+    for (std::int64_t i = 0; i < count; ++i) put(to, i, fma(factor, at(x, i), at(to, i)));
+  }
+
+  // matrix [m, m] += g sym(a v').
+  static void add_rank_two(V g, const T* a, const T* v, std::int64_t m, T* matrix) {
+    const V half = V::set(T(0.5)) * g;
+    for (std::int64_t i = 0; i < m; ++i) {
+      const V ai = half * at(a, i), vi = half * at(v, i);
+      T* row = matrix + i * m * N;
+      for (std::int64_t j = 0; j < m; ++j) put(row, j, fma(ai, at(v, j), fma(vi, at(a, j), at(row, j))));
+    }
+  }
+
+  // out += 2 sym(a v') x = (x . v) a + (x . a) v.
+  static void add_pull(const T* x, const T* a, const T* v, std::int64_t m, V factor, T* out) {
+    const V with_v = factor * dot(x, v, m), with_a = factor * dot(x, a, m);
+    add_scaled(with_v, a, m, out);
+    add_scaled(with_a, v, m, out);
+  }
+
   // tile[i][lane] = rows[lane][offset + i]. The last V::size columns are taken together, whatever overlaps.
   static void load(const T* const* rows, std::int64_t offset, std::int64_t count, T* tile) {
     if (count < N) {

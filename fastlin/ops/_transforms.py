@@ -25,9 +25,7 @@ from fastlin.ops._call import LETTERS, PARAMETERS, Arguments
 class Path(Enum):
     """The way of a call: what torch is doing at the moment decides."""
 
-    REGISTERED = (
-        "the registered op: torch.compile, fake tensors and the meta device have no numbers; tracers"
-    )
+    REGISTERED = "the registered op: compilers, fake tensors and the meta device have no numbers, tracers want an op"
     TRACED_TORCH = "eager's torch operations, compiled: torch.func inside torch.compile cannot see through the op"
     TORCH = "eager's torch operations: forward mode differentiates them any number of times"
     TRANSFORMED = "the autograd.Function that torch.func can differentiate and vmap"
