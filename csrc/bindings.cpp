@@ -191,6 +191,9 @@ void define_attention(py::module_& m) {
       "fma_chains",
       [](std::int64_t iterations, const std::string& dtype, const std::string& name) {
         const InstructionSet& set = instruction_set(name);
+        if (dtype != "float32" && dtype != "float64") {
+          throw py::value_error("dtype: got '" + dtype + "', wants 'float32' or 'float64'");
+        }
         py::gil_scoped_release release;
         return dtype == "float64" ? set.dbl.fma_chains(iterations) : set.single.fma_chains(iterations);
       },
@@ -222,7 +225,7 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "Compiled kernels of fastlin, on addresses of contiguous buffers.";
+  m.doc() = "Compiled kernels of fastlin, on addresses of buffers.";
   m.attr("__version__") = FASTLIN_VERSION;
   m.def("build_info", &build_info, "Version, compiler, C++ standard and flags of this build.");
   m.def(

@@ -43,7 +43,7 @@ struct Problem {
   const T* v;                   // [R, H, K, m]
   const T* h;                   // [R, K, m]; with last_skip
   const T* y;                   // [B]: squared errors, with weight [K] or the mean over the batch
-  const T* weight;              //
+  const T* weight;              // [K]
   const T* gy;                  // [R, B]: the reverse mode of the predictions
   double scale, first_skip, skip, last_skip;
   bool is_gram, see_query;
@@ -65,7 +65,7 @@ struct Results {
   T* dh;        // [R, K, m]
 };
 
-// Asked between blocks whether to stop; may be null. Called on the thread that made the call.
+// Asked every few tiles whether to stop; may be null. Called on the thread that made the call.
 struct Interrupt {
   bool (*asked)(void*);
   void* state;

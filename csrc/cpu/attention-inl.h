@@ -1,7 +1,7 @@
 // Losses, predictions and their gradients, CPU. A block of sequences in chunks, a chunk for all trials:
 //   a = W' q     c = P v + G v     e = G a     yhat = scale sum_h a . c + rho q . h     g = scale r
-//   dW = sum g q c'     dv = sum g e + P sum g a     dh = sum rho r q     qb = rho r h + g W c     Gb = g
-//   sym(a v')
+//   dW = sum g q c'     dv = sum g e + P sum g a     dh = sum rho r q
+//   qb = rho r h + g W c     Gb = g sym(a v')
 // with r = dloss/dyhat and the prompt P = sum_t p p'. In one layer P is the same for all sequences of a task:
 // its part of c is made once a run, its part of the gradients when the task is finished (records.h). A stack
 // has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a trial and sequence, beside the

@@ -92,7 +92,7 @@ struct Streamed {
   }
 
   // The same for I tokens z [I, m, lanes] that are there. Each element serves two sums: left to itself GCC
-  // loads it for each, and the loop takes 10 % longer.
+  // loads it for each: 0.146 for 0.131 ms, 1024 sequences, m = 11, n = 50, AVX2.
   template <int I, bool kGrad>
   static void add_tokens(const T* z, std::int64_t m, const T* v, const T* a, T* c, T* e) {
     V with_v[I], with_a[I];

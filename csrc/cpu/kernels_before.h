@@ -16,7 +16,7 @@
 #include "kernels.h"
 
 // FASTLIN_UNROLL before a loop of constant length over vectors: without it GCC keeps arrays of vectors in
-// memory, and a store for each multiply-add halves the speed of a product.
+// memory, and stores one after each multiply-add.
 //
 // FASTLIN_INLINE for functions on arrays of vectors, which a call would put into memory.
 #define FASTLIN_INLINE __attribute__((always_inline)) inline

@@ -58,8 +58,8 @@ struct Plan {
   static constexpr std::int64_t kFewestBlocks = 8;
   static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
 
-  static constexpr double kWorthSharing = 1e6;  // multiply-adds, 20 us or more: waking a thread takes as long
-  static constexpr std::int64_t kTrials = 6;    // that use a Gram matrix while it is in L1
+  static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
+  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
   static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;

@@ -167,7 +167,6 @@ class _Call:
             h = self.h if skips[-1] else None
             p = p if p is None else lift("p", p, tasks)
         task = None if options.tasks < 0 else task
-        # In the order of the fields: naming them all would take 1.5 us.
         self.problem = Problem(x, is_gram(options), q, task, p, A, C, W, v, h, options.scale, skips, options.see_query)
         # Whether the problem has a trial that the caller does not have.
         self.adds_trial = not self.is_direct and trials_of(given.tensors) is None

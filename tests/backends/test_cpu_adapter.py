@@ -184,3 +184,8 @@ def test_compiled_transforms_of_the_named_backend():
     cpu.last_kernel = None
     assert_close(function(W), case(fl.reference)[0])
     assert cpu.last_kernel == f"{cpu.instruction_set()} float64 streamed"
+
+
+def test_a_dtype_that_has_no_chains_is_refused():
+    with pytest.raises(ValueError, match="dtype: got 'float16', wants 'float32' or 'float64'"):
+        _extension.extension().fma_chains(1, "float16")
