@@ -71,7 +71,8 @@ struct Interrupt {
   void* state;
 };
 
-// One instruction set. `attention` and `gram` return false when they were interrupted.
+// One instruction set. `attention` and `gram` return false when they were interrupted; a task index outside
+// [0, K) makes `attention` throw std::out_of_range before it writes.
 template <class T>
 struct Kernels {
   bool (*attention)(const Problem<T>&, const Results<T>&, int threads, Interrupt);

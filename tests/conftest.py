@@ -12,6 +12,14 @@ def one_thread_per_worker():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def fresh_choice():
+    """What served a call in one test may not be there in the next."""
+    backends.resolve.cache_clear()
+    yield
+    backends.resolve.cache_clear()
+
+
 @pytest.fixture(params=["eager", *(f"cpu-{name}" for name in INSTRUCTION_SETS)])
 def backend(request, monkeypatch):
     """The backend that "auto" takes, by name: eager, and cpu on every instruction set that the machine has."""

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "kernels.h"
@@ -124,7 +125,9 @@ struct Plan {
     }
     bool sorted = true;
     for (std::int64_t i = 0; i < B; ++i) {
-      ++start[problem.task[i] + 1];
+      const std::int64_t task = problem.task[i];
+      if (task < 0 || task >= problem.K) throw std::out_of_range("a task index is outside [0, K)");
+      ++start[task + 1];
       sorted = sorted && (i == 0 || problem.task[i - 1] <= problem.task[i]);
     }
     for (std::int64_t k = 0; k < problem.K; ++k) start[k + 1] += start[k];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -30,7 +31,8 @@ class Backend(Protocol):
 
     A module may set `any_form = True`. It then gets p, W, v of a layer as the caller gave them, unless v is a head that
     the tasks share, and gives gradients in the same forms; yhat, gy and the losses have no R where these have none.
-    That saves a small call eight views, 20 us.
+    That saves a small call eight views, 20 us. With `checks_tasks = True` it raises IndexError for a task index outside
+    [0, K), and no index is looked at before the call.
     """
 
     @property
@@ -78,6 +80,7 @@ def load(name: str) -> Backend:
     return cast(Backend, module)
 
 
+@functools.lru_cache(256)
 def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
     """Name of the backend that serves a call.
 
@@ -94,6 +97,10 @@ def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int
     ------
     BackendError
         When a backend that was named cannot serve; only "auto" looks further.
+
+    Notes
+    -----
+    An answer is kept: to look it up takes 0.4 us, to ask the backends 2.
     """
     if name != "auto":
         reason = why_not(name, op, device, dtype, m)

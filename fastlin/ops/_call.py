@@ -6,6 +6,7 @@ extra arguments, then `Options`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,27 +65,37 @@ def checked(given: Arguments) -> Arguments:
     x, _, task = given.tensors[:3]
     assert x is not None
     options = given.options
-    tasks = validation.task_indices(options.op, options.tasks, task)
+    backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
+    tasks = options.tasks
+    if tasks < 0 or not getattr(backends.load(backend), "checks_tasks", False):
+        tasks = validation.task_indices(options.op, tasks, task)
     if options.check_finite:
         validation.finite(options.op, _named(given))
-    backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
-    if not backends.load(backend).traceable and not all(map(_has_memory, (*given.tensors, *given.extra[:2]))):
+    if not _have_memory(given) and not backends.load(backend).traceable:
         if options.backend != "auto":
             raise backends.BackendError(
                 f"{options.op}: backend {backend!r} cannot serve this call: it wants tensors with memory of their own, "
                 "not a tensor subclass that only wraps others"
             )
         backend = "eager"
-    if tasks == options.tasks and backend == options.backend:
-        return given
-    return Arguments(given.tensors, given.extra, options._replace(tasks=tasks, backend=backend))
+    return Arguments(given.tensors, given.extra, _resolved(options, tasks, backend))
 
 
-def _has_memory(value: Any) -> bool:
-    """Whether an argument, if it is a tensor of numbers, has an address that a kernel can read."""
-    if type(value) is Tensor or type(value) is Parameter or not isinstance(value, Tensor):
+@functools.lru_cache(1024)
+def _resolved(options: Options, tasks: int, backend: str) -> Options:
+    """The options of a call whose K and backend are known; kept, since to make them takes 1.3 us."""
+    return options._replace(tasks=tasks, backend=backend)
+
+
+_PLAIN_TYPES = {Tensor, Parameter, type(None), str}
+
+
+def _have_memory(given: Arguments) -> bool:
+    """Whether the tensors of a call have addresses that a kernel can read; those of a subclass may not."""
+    if _PLAIN_TYPES.issuperset(map(type, given.tensors)) and _PLAIN_TYPES.issuperset(map(type, given.extra)):
         return True
-    return value.numel() == 0 or value.data_ptr() != 0
+    tensors = [t for t in (*given.tensors, *given.extra) if isinstance(t, Tensor)]
+    return all(t.numel() == 0 or t.data_ptr() != 0 for t in tensors)
 
 
 def _named(given: Arguments) -> dict[str, Tensor | None]:
@@ -113,6 +124,14 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
             return compute(name, given)
     backend = backends.load(given.options.backend)
     call = _Call(given, getattr(backend, "any_form", False))
+    try:
+        return _ask(backend, name, call, given)
+    except IndexError:
+        validation.task_indices(given.options.op, given.options.tasks, given.tensors[2])
+        raise
+
+
+def _ask(backend: backends.Backend, name: str, call: _Call, given: Arguments) -> list[Tensor]:
     if name == "predict":
         return [call.from_trials(backend.predict(call.problem))]
     wants = given.wants
@@ -202,4 +221,6 @@ class _Call:
     def from_trials(self, tensor: Tensor) -> Tensor:
         """A result that leads with R in the form that the caller expects."""
         # Not a view: autograd forbids to add to one of several views in place, as in loss += penalty.
+        if self.is_direct:
+            return tensor
         return tensor[0].clone() if self.adds_trial else tensor.contiguous()
