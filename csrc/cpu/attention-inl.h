@@ -1,11 +1,11 @@
 // Losses, predictions and their gradients, CPU. A block of sequences in chunks, a chunk for all trials:
-//   a = W' q     c = P v + G v     e = G a     yhat = scale sum_h a . c + rho q . h     g = scale r
-//   dW = sum g q c'     dv = sum g e + P sum g a     dh = sum rho r q
+//   a = W' q     c = P v + G v     yhat = scale sum_h a . c + rho q . h     g = scale r
+//   dW = sum g q c'     dv = sum G (g a) + P sum g a     dh = sum rho r q
 //   qb = rho r h + g W c     Gb = g sym(a v')
 // with r = dloss/dyhat and the prompt P = sum_t p p'. In one layer P is the same for all sequences of a task:
-// its part of c is made once a run, its part of the gradients when the task is finished (records.h). A stack
-// has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a trial and sequence, beside the
-// context's.
+// its part of c is made once a run, its part of the gradients when the task is finished, from the sum of r q,
+// since a = W' q (records.h). A stack has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a
+// trial and sequence, beside the context's.
 //
 // Trials are taken in groups, a few tiles at a time, so that a Gram matrix in L1 serves the group. The
 // vectors of a group are its trials' heads, one after the other.
@@ -34,14 +34,16 @@ class Worker {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     scratch = arena.take<T>(streamed ? Streamed<T>::scratch(P.n, m) : Gram<T>::scratch(P.n, m));
-    x = arena.take<T>(plan.tiles_at_once * 2 * most * m * N);
-    base = arena.take<T>(2 * most * m * N);
-    ce = arena.take<T>(2 * most * m * N);
+    v = arena.take<T>(most * m * N);
+    a = arena.take<T>(plan.tiles_at_once * most * m * N);
+    base = arena.take<T>(most * m * N);
+    c = arena.take<T>(most * m * N);
+    e = arena.take<T>(most * m * N);
     h = arena.take<T>(P.h != nullptr ? group * m * N : 0);
     p = arena.take<T>(group * P.t * m * N);
     gc = arena.take<T>(tiles * most * m * N);
     last_q = arena.take<T>(stack ? tiles * m * N : 0);
-    residuals = arena.take<T>(group * N);
+    residuals = arena.take<T>(tiles * group * N);
     sums = arena.take<T>(group * at.width * N);
     dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
     dW = arena.take<T>(std::min(dW_rows, m) * m * N);
@@ -134,7 +136,7 @@ class Worker {
       if (!stack) project(part, end - part, chunk.q + part * m * N);
       for (std::int64_t tile = part; tile < end; ++tile) {
         if (chunk.changed[tile]) {
-          if (tile > 0) add_to_records(range);
+          if (tile > 0) add_to_records(range, tile);
           range = tile;
           L::zero(sums, trials * at.width);
           load_parameters(tile);
@@ -146,30 +148,29 @@ class Worker {
         head(tile);
       }
     }
-    add_to_records(range);
+    add_to_records(range, chunk.tiles);
     if (out.dW != nullptr) add_dW();
     if (reverses) layers.add_sums(first_trial, block_dA, block_dC);
     return true;
   }
 
-  // What G is applied to in a tile: v, then a [2, vectors, m].
-  T* slot(std::int64_t tile) { return x + (tile - first_tile) * 2 * vectors * m * N; }
-  T* a_of(std::int64_t tile, std::int64_t vector) { return slot(tile) + (vectors + vector) * m * N; }
-  T* v_of(std::int64_t tile, std::int64_t vector) { return slot(tile) + vector * m * N; }
+  T* v_of(std::int64_t vector) { return v + vector * m * N; }
+  T* a_of(std::int64_t tile, std::int64_t vector) {
+    return a + ((tile - first_tile) * vectors + vector) * m * N;
+  }
   T* gc_of(std::int64_t tile, std::int64_t vector) { return gc + (tile * vectors + vector) * m * N; }
   const T* query(std::int64_t tile) const { return (stack ? last_q : chunk.q) + tile * m * N; }
 
-  // a = W' q for some tiles, into their slots.
+  // a = W' q for some tiles.
   void project(std::int64_t tile, std::int64_t tiles, const T* q) {
     for (std::int64_t i = 0; i < vectors; ++i) {
       const T* W = P.W + (first_trial * P.H + i) * m * m;
-      product(m, tiles, m, NumbersAcross<T>{W, m}, Along<T>{q, m},
-              ToAlong<T>{a_of(tile, i), 2 * vectors * m});
+      product(m, tiles, m, NumbersAcross<T>{W, m}, Along<T>{q, m}, ToAlong<T>{a_of(tile, i), vectors * m});
     }
   }
 
-  // What the tasks of a tile's lanes say, for it and for those after it until they change: v in all slots, h,
-  // p, and in one layer the prompt's part of c.
+  // What the tasks of a tile's lanes say, for it and for those after it until they change: v, h, p, and in
+  // one layer the prompt's part of c.
   void load_parameters(std::int64_t tile) {
     const std::int64_t r = first_trial;
     for (std::int64_t i = 0; i < trials; ++i) {
@@ -178,17 +179,12 @@ class Worker {
         chunk.by_task(tile, P.p + (r + i) * P.K * P.t * m, P.t * m, p + i * P.t * m * N);
       }
     }
-    L::zero(base, 2 * vectors * m);
+    L::zero(base, vectors * m);
     for (std::int64_t i = 0; i < vectors; ++i) {
-      T* v = v_of(tile, i);
-      chunk.by_task(tile, P.v + (r * P.H + i) * P.K * m, m, v);
-      for (std::int64_t other = 0; other < plan.tiles_at_once; ++other) {
-        T* copy = v_of(first_tile + other, i);
-        if (copy != v) std::copy_n(v, m * N, copy);
-      }
+      chunk.by_task(tile, P.v + (r * P.H + i) * P.K * m, m, v_of(i));
       for (std::int64_t t = 0; !stack && P.p != nullptr && t < P.t; ++t) {
         const T* token = p + (i / P.H * P.t + t) * m * N;
-        Streamed<T>::template add_tokens<1, false>(token, m, v, nullptr, base + i * m * N, nullptr);
+        Streamed<T>::template add_tokens<1, false>(token, m, v_of(i), nullptr, base + i * m * N, nullptr);
       }
     }
   }
@@ -201,15 +197,16 @@ class Worker {
     std::copy_n(layers.last_q(), m * N, last_q + tile * m * N);
   }
 
-  // c and, when heads are trained, e of all vectors [2, vectors, m].
+  const T* matrix_of(std::int64_t tile) { return stack ? layers.last_G() : gram_of(tile); }
+
+  // c of all vectors and, when tokens are streamed and heads are trained, e = G a as well.
   void apply(std::int64_t tile) {
-    const std::int64_t columns = (at.e >= 0 ? 2 : 1) * vectors;
     if (!streamed) {
-      const T* matrix = stack ? layers.last_G() : gram_of(tile);
-      product(m, columns, m, Across<T>{matrix, m}, Along<T>{slot(tile), m}, ToAlong<T>{ce, m, T(1), base});
+      product(m, vectors, m, Across<T>{matrix_of(tile), m}, Along<T>{v, m}, ToAlong<T>{c, m, T(1), base});
       return;
     }
-    std::copy_n(base, columns * m * N, ce);
+    std::copy_n(base, vectors * m * N, c);
+    if (at.e >= 0) L::zero(e, vectors * m);
     for (std::int64_t i = 0; i < vectors; ++i) {
       if (at.e >= 0) {
         stream<true>(tile, i);
@@ -217,15 +214,16 @@ class Worker {
         stream<false>(tile, i);
       }
     }
-    chunk.clear_idle(tile, columns * m, ce);
+    chunk.clear_idle(tile, vectors * m, c);
+    if (at.e >= 0) chunk.clear_idle(tile, vectors * m, e);
   }
 
   template <bool kE>
   void stream(std::int64_t tile, std::int64_t i) {
-    const T *v = v_of(tile, i), *a = a_of(tile, i);
-    T *c = ce + i * m * N, *e = ce + (vectors + i) * m * N;
-    if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, v, a, c, e);
-    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, v, a, c, e, scratch);
+    const T *vi = v_of(i), *ai = a_of(tile, i);
+    T *ci = c + i * m * N, *ei = e + i * m * N;
+    if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vi, ai, ci, ei);
+    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vi, ai, ci, ei, scratch);
   }
 
   // The last layer of one tile: predictions, errors, and all gradients but dW.
@@ -235,51 +233,70 @@ class Worker {
     for (std::int64_t i = 0; i < trials; ++i) {
       V attended = V::zero();
       for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
-        attended = attended + L::dot(a_of(tile, vector), ce + vector * m * N, m);
+        attended = attended + L::dot(a_of(tile, vector), c + vector * m * N, m);
       }
       V yhat = scale * attended;
       if (P.h != nullptr) yhat = fma(rho, L::dot(query(tile), h + i * m * N, m), yhat);
       if (out.yhat != nullptr) scatter_yhat(first_trial + i, tile, yhat);
-      L::put(residuals, i, error(first_trial + i, tile, yhat, sums + i * at.width * N));
+      L::put(residuals, tile * trials + i, error(first_trial + i, tile, yhat, sums + i * at.width * N));
     }
     if (!gradients) return;
-    if (at.e >= 0) {
-      at.a >= 0 ? scale_vectors<true, true>(tile, scale) : scale_vectors<true, false>(tile, scale);
+    if (at.e < 0) {
+      scale_vectors<Heads::kNone>(tile, scale);
+    } else if (streamed) {
+      scale_vectors<Heads::kStreamed>(tile, scale);
     } else {
-      at.a >= 0 ? scale_vectors<false, true>(tile, scale) : scale_vectors<false, false>(tile, scale);
+      scale_vectors<Heads::kFormed>(tile, scale);
+      add_to_heads(tile);
     }
-    if (at.q < 0 && !needs_qb && out.dx == nullptr) return;
+    if (!needs_qb && out.dx == nullptr) return;
     for (std::int64_t i = 0; i < trials; ++i) {
-      const V residual = L::at(residuals, i), g = scale * residual;
+      const V residual = L::at(residuals, tile * trials + i), g = scale * residual;
       T* sum = sums + i * at.width * N;
-      if (at.q >= 0) L::add_scaled(rho * residual, query(tile), m, sum + at.q * N);
       if (needs_qb) make_qb(i, tile, rho * residual);
       if (reverses) reverse_layers(tile, g, sum);
       if (out.dq != nullptr) data.add_query(tile, layers.qb);
       for (std::int64_t vector = i * P.H; !stack && vector < (i + 1) * P.H; ++vector) {
-        data.add_vectors(tile, first_trial * P.H + vector, g, a_of(tile, vector), v_of(tile, vector));
+        data.add_vectors(tile, first_trial * P.H + vector, g, a_of(tile, vector), v_of(vector));
       }
     }
   }
 
-  // g c of all vectors, and the sums of g e and g a. Members are copied: a store of vectors could change
-  // them, for all that the compiler knows.
-  template <bool kE, bool kA>
+  // How the heads' gradients are made: not at all, from e, or from G and g a.
+  enum class Heads { kNone, kStreamed, kFormed };
+
+  // g c of all vectors, and the sums of g e, or g a in place of e. Members are copied: a store of vectors
+  // could change them, for all that the compiler knows.
+  template <Heads kHeads>
   void scale_vectors(std::int64_t tile, V scale) {
     const std::int64_t count = m, heads = P.H, all = trials, width = at.width * N, length = m * N;
-    const std::int64_t to_e = vectors * length, e_sum = at.e * N, a_sum = at.a * N;
-    const T *c = ce, *a = a_of(tile, 0), *residual = residuals;
-    T *scaled = gc_of(tile, 0), *sum = sums;
+    const std::int64_t e_sum = at.e * N;
+    const T *from = c, *query = a_of(tile, 0), *residual = residuals + tile * all * N;
+    T *scaled = gc_of(tile, 0), *ei = e, *sum = sums;
     for (std::int64_t i = 0; i < all; ++i, sum += width) {
       const V g = scale * L::at(residual, i);
-      for (std::int64_t k = 0; k < heads; ++k, c += length, a += length, scaled += length) {
-        T *sum_e = sum + e_sum + k * length, *sum_a = sum + a_sum + k * length;
+      for (std::int64_t k = 0; k < heads; ++k) {
+        T* to = sum + e_sum + k * length;
         for (std::int64_t j = 0; j < count; ++j) {
-          L::put(scaled, j, g * L::at(c, j));
-          if (kE) L::put(sum_e, j, fma(g, L::at(c + to_e, j), L::at(sum_e, j)));
-          if (kA) L::put(sum_a, j, fma(g, L::at(a, j), L::at(sum_a, j)));
+          L::put(scaled, j, g * L::at(from, j));
+          if (kHeads == Heads::kStreamed) L::put(to, j, fma(g, L::at(ei, j), L::at(to, j)));
+          if (kHeads == Heads::kFormed) L::put(ei, j, g * L::at(query, j));
         }
+        from += length, query += length, scaled += length, ei += length;
       }
+    }
+  }
+
+  // The sums of G (g a), from g a in e.
+  void add_to_heads(std::int64_t tile) {
+    const Across<T> G{matrix_of(tile), m};
+    T* sum = sums + at.e * N;
+    if (P.H == 1) {
+      product(m, trials, m, G, Along<T>{e, m}, ToAlong<T>{sum, at.width, T(1), sum});
+      return;
+    }
+    for (std::int64_t i = 0; i < trials; ++i, sum += at.width * N) {
+      product(m, P.H, m, G, Along<T>{e + i * P.H * m * N, m}, ToAlong<T>{sum, m, T(1), sum});
     }
   }
 
@@ -322,7 +339,7 @@ class Worker {
   void reverse_layers(std::int64_t tile, V g, T* sum) {
     L::zero(layers.Gb, m * m);
     for (std::int64_t vector = 0; vector < P.H; ++vector) {
-      L::add_rank_two(g, a_of(tile, vector), v_of(tile, vector), m, layers.Gb);
+      L::add_rank_two(g, a_of(tile, vector), v_of(vector), m, layers.Gb);
     }
     layers.reverse(first_trial);
     if (at.p >= 0) {
@@ -332,8 +349,12 @@ class Worker {
     data.add_matrix(tile, layers.Gb);
   }
 
-  // Adds the sums to the records: of one task, or of each lane's.
-  void add_to_records(std::int64_t tile) {
+  // Adds the sums over tiles of the same tasks to the records: of one task, or of each lane's.
+  void add_to_records(std::int64_t tile, std::int64_t end) {
+    if (at.q >= 0) {
+      product(m, trials, end - tile, Across<T>{query(tile), m},
+              Across<T>{residuals + tile * trials * N, trials}, ToAlong<T>{sums + at.q * N, at.width});
+    }
     for (std::int64_t i = 0; i < trials; ++i) {
       const T* sum = sums + i * at.width * N;
       if (chunk.whole[tile]) {
@@ -376,14 +397,15 @@ class Worker {
   std::int64_t dW_rows = 0;                               // summed up at a time
   std::int64_t first_tile = 0;                            // of those at work
   T* G;                                                   // [tiles, m, m]
-  T* x;                                                   // [tiles at once, 2, vectors, m]: v, a
-  T* base;                                                // [2, vectors, m]: the prompt's part of c, zeros
-  T* ce;                                                  // [2, vectors, m]: c, e
+  T* v;                                                   // [vectors, m]
+  T* a;                                                   // [tiles at once, vectors, m]
+  T* base;                                                // [vectors, m]: the prompt's part of c
+  T *c, *e;                                               // [vectors, m]; e holds g a when G is formed
   T* gc;                                                  // [tiles, vectors, m]: g c
   T *h, *p;                                               // [trials, m], [trials, t, m] by the lanes' tasks
   T* last_q;                                              // [tiles, m] behind the matrix layers
   T* sums;                                                // [trials, width]
-  T* residuals;                                           // [trials]: dloss/dyhat
+  T* residuals;                                           // [tiles, trials]: dloss/dyhat
   T* dW;                                                  // [rows, m]
   T* scratch;
   double* records;  // [runs of a chunk, R, width]

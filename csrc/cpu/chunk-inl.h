@@ -81,6 +81,11 @@ struct Chunk {
 
   // tile [size, lanes] of rows of an array [.., K, size] that starts at `values`, by the lanes' tasks.
   void by_task(std::int64_t tile, const T* values, std::int64_t size, T* out) const {
+    if (whole[tile]) {
+      const T* row = values + task[tile * N] * size;
+      for (std::int64_t i = 0; i < size; ++i) L::put(out, i, V::broadcast(row + i));
+      return;
+    }
     const T* rows[N];
     for (int l = 0; l < N; ++l) rows[l] = values + task[tile * N + l] * size;
     L::load(rows, 0, size, out);

@@ -175,6 +175,7 @@ struct Gram {
     }
     for (std::int64_t first = begin; first < end; first += group(m)) {
       const std::int64_t count = std::min(group(m), end - first);
+      z.prefetch(first, count);
       z.load(first, count, scratch);
       product(m, m, count, Across<T>{scratch, m}, Across<T>{scratch, m}, ToAcross<T>{G, m, T(1), G}, true);
     }

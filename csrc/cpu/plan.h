@@ -30,10 +30,9 @@ Path choose_path(const Problem<T>& P) {
 // Columns of a record's row; -1 where a sum is not kept.
 struct Record {
   std::int64_t squares = -1;  // 1: sum of squared errors
-  std::int64_t e = -1;        // H m: sum of g e, without the prompt
-  std::int64_t a = -1;        // H m: sum of g a, which gives the prompt its part (one layer)
+  std::int64_t e = -1;        // H m: sum of G (g a), without the prompt
   std::int64_t p = -1;        // t m: dp (stack)
-  std::int64_t q = -1;        // m: sum of rho r q, which is dh
+  std::int64_t q = -1;        // m: sum of r q, which gives dh, and in one layer the prompt its part
   std::int64_t width = 0;
 
   template <class T>
@@ -46,9 +45,8 @@ struct Record {
     const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
     squares = column(P.y != nullptr, 1);
     e = column(out.dv != nullptr, P.H * P.m);
-    a = column(!stack && prompted && (out.dv != nullptr || out.dp != nullptr), P.H * P.m);
     p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
-    q = column(out.dh != nullptr, P.m);
+    q = column(out.dh != nullptr || (!stack && prompted && (out.dv != nullptr || out.dp != nullptr)), P.m);
   }
 };
 

@@ -58,7 +58,10 @@ struct Tile {
       FASTLIN_UNROLL
       for (int l = 0; l < N; ++l) r[l] = V::load_first(rows[l] + offset, static_cast<int>(count));
       V::transpose(r);
-      for (std::int64_t i = 0; i < count; ++i) put(tile, i, r[i]);
+      FASTLIN_UNROLL
+      for (int i = 0; i < N; ++i) {
+        if (i < count) put(tile, i, r[i]);
+      }
       return;
     }
     for (std::int64_t i = 0;;) {
@@ -210,25 +213,53 @@ FASTLIN_INLINE void product_part(std::int64_t count, Strides by, const T* a, con
   }
 }
 
+// Register tiles: 4 x 3 of 16 registers, 6 x 4 of 32.
+template <class T>
+constexpr int kTileRows = Vec<T>::registers < 32 ? 4 : 6;
+template <class T>
+constexpr int kTileColumns = Vec<T>::registers < 32 ? 3 : 4;
+
+// I rows and the last J columns or fewer of a product.
+template <int I, int J, bool kNumbers, class T>
+FASTLIN_INLINE void product_end(std::int64_t columns, std::int64_t count, Strides by, const T* a, const T* b,
+                                T* to, const T* base, Vec<T> factor) {
+  if (columns == J) {
+    product_part<I, J, kNumbers>(count, by, a, b, to, base, factor);
+  } else if constexpr (J > 1) {
+    product_end<I, J - 1, kNumbers>(columns, count, by, a, b, to, base, factor);
+  }
+}
+
 // I rows of a product.
 template <int I, class T, class A, class B, class C>
 void product_rows(std::int64_t columns, std::int64_t count, const A& left, const B& right, const C& out,
                   std::int64_t i0) {
   constexpr bool kNumbers = A::kEntry == 1 && Vec<T>::size > 1;
+  constexpr int J = kTileColumns<T>;
   const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
   const T *a = left.first + i0 * by.ai, *b = right.first;
   T* to = out.first + i0 * by.ti;
   const T* base = out.base == nullptr ? nullptr : out.base + i0 * by.ti;
   const Vec<T> factor = Vec<T>::set(out.factor);
   std::int64_t j = 0;
-  for (; j + 3 <= columns; j += 3) {
-    product_part<I, 3, kNumbers>(count, by, a, b, to, base, factor);
-    b += 3 * by.bj;
-    to += 3 * by.tj;
-    if (base != nullptr) base += 3 * by.tj;
+  for (; j + J <= columns; j += J) {
+    product_part<I, J, kNumbers>(count, by, a, b, to, base, factor);
+    b += J * by.bj;
+    to += J * by.tj;
+    if (base != nullptr) base += J * by.tj;
   }
-  if (columns - j == 2) product_part<I, 2, kNumbers>(count, by, a, b, to, base, factor);
-  if (columns - j == 1) product_part<I, 1, kNumbers>(count, by, a, b, to, base, factor);
+  product_end<I, J - 1, kNumbers>(columns - j, count, by, a, b, to, base, factor);
+}
+
+// The last I rows or fewer.
+template <int I, class T, class A, class B, class C>
+void last_rows(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
+               const C& to, std::int64_t i0) {
+  if (rows == I) {
+    product_rows<I, T>(columns, count, a, b, to, i0);
+  } else if constexpr (I > 1) {
+    last_rows<I - 1, T>(rows, columns, count, a, b, to, i0);
+  }
 }
 
 // to(i, j) = sum_k a(k, i) b(k, j), all of it or only what register tiles on and below the diagonal hold.
@@ -236,22 +267,13 @@ template <class A, class B, class C>
 inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
                     const C& to, bool lower = false) {
   using T = std::remove_reference_t<decltype(*to.first)>;
-  for (std::int64_t i = 0; i < rows; i += 4) {
-    const std::int64_t height = std::min<std::int64_t>(4, rows - i);
-    const std::int64_t width = lower ? std::min(columns, i + height) : columns;
-    switch (height) {
-      case 4:
-        product_rows<4, T>(width, count, a, b, to, i);
-        break;
-      case 3:
-        product_rows<3, T>(width, count, a, b, to, i);
-        break;
-      case 2:
-        product_rows<2, T>(width, count, a, b, to, i);
-        break;
-      default:
-        product_rows<1, T>(width, count, a, b, to, i);
-    }
+  constexpr int I = kTileRows<T>;
+  // Blocks of nearly the same height: 11 rows are 6 + 5, 13 are 5 + 4 + 4.
+  const std::int64_t blocks = (rows + I - 1) / I;
+  for (std::int64_t block = 0, i = 0; block < blocks; ++block) {
+    const std::int64_t height = (rows - i + blocks - block - 1) / (blocks - block);
+    last_rows<I, T>(height, lower ? std::min(columns, i + height) : columns, count, a, b, to, i);
+    i += height;
   }
 }
 

@@ -6,6 +6,7 @@
 template <class T>
 struct Vec {
   static constexpr int size = FASTLIN_PORTABLE_BYTES / static_cast<int>(sizeof(T));
+  static constexpr int registers = FASTLIN_PORTABLE_BYTES == 64 ? 32 : 16;
   T x[size];
 
   static Vec zero() { return set(T(0)); }

@@ -6,6 +6,7 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int size = 8;
+  static constexpr int registers = 16;
   __m256 x;
 
   static Vec zero() { return {_mm256_setzero_ps()}; }
@@ -76,6 +77,7 @@ inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {_mm256
 template <>
 struct Vec<double> {
   static constexpr int size = 4;
+  static constexpr int registers = 16;
   __m256d x;
 
   static Vec zero() { return {_mm256_setzero_pd()}; }

@@ -8,6 +8,7 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int size = 16;
+  static constexpr int registers = 32;
   __m512 x;
 
   static Vec zero() { return {_mm512_setzero_ps()}; }
@@ -73,6 +74,7 @@ inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {_mm512
 template <>
 struct Vec<double> {
   static constexpr int size = 8;
+  static constexpr int registers = 32;
   __m512d x;
 
   static Vec zero() { return {_mm512_setzero_pd()}; }

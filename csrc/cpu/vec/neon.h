@@ -8,6 +8,7 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int size = 4;
+  static constexpr int registers = 32;
   float32x4_t x;
 
   static Vec zero() { return {vdupq_n_f32(0.0f)}; }
@@ -41,6 +42,7 @@ inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {vfmaq_
 template <>
 struct Vec<double> {
   static constexpr int size = 2;
+  static constexpr int registers = 32;
   float64x2_t x;
 
   static Vec zero() { return {vdupq_n_f64(0.0)}; }

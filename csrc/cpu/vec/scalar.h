@@ -3,6 +3,7 @@
 template <class T>
 struct Vec {
   static constexpr int size = 1;
+  static constexpr int registers = 16;
   T x;
 
   static Vec zero() { return {T(0)}; }
