@@ -55,10 +55,8 @@ class Filler {
     } else if (kind_ == Kind::kNormal) {
       lanes.normals(block, width, tile);
     } else {
-      for (std::int64_t i = 0; i < width; ++i) {
-        const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * (j + i));
-        lanes.chi(slot, freedom_[j + i], tile + i * N);
-      }
+      const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * j);
+      lanes.chi(slot, freedom_ + j, width, tile);
     }
   }
 

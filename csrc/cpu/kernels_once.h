@@ -2,6 +2,7 @@
 // namespace.
 // clang-format off: each file uses those before it.
 #include FASTLIN_VEC
+#include "cpu/parts-inl.h"
 #include "core/philox-inl.h"
 #include "core/normal-inl.h"
 #include "core/chi-inl.h"
