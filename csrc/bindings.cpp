@@ -52,37 +52,6 @@ Draws draws_of(std::uint64_t seed, std::int64_t step, std::int64_t stream, std::
           static_cast<std::uint32_t>(stream)};
 }
 
-// A fill kernel for each dtype behind one Python function.
-template <class Single, class Double>
-void fill(Single single, Double dbl, std::uintptr_t address, std::int64_t rows, std::int64_t columns,
-          const std::string& dtype, const Draws& draws) {
-  if (dtype == "float32") {
-    float* out = pointer<float>(address, rows, columns);
-    py::gil_scoped_release release;
-    single(out, rows, columns, draws);
-  } else if (dtype == "float64") {
-    double* out = pointer<double>(address, rows, columns);
-    py::gil_scoped_release release;
-    dbl(out, rows, columns, draws);
-  } else {
-    throw py::value_error("dtype: got '" + dtype + "', wants 'float32' or 'float64'");
-  }
-}
-
-template <class Single, class Double>
-void define_fill(py::module_& m, const char* name, const char* doc, Single single, Double dbl) {
-  m.def(
-      name,
-      [single, dbl](std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
-                    std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
-                    std::int64_t block) {
-        fill(single, dbl, address, rows, columns, dtype,
-             draws_of(seed, step, stream, offset, block, columns));
-      },
-      doc, py::arg("address"), py::arg("rows"), py::arg("columns"), py::arg("dtype"), py::arg("seed"),
-      py::arg("step"), py::arg("stream"), py::arg("offset"), py::arg("block"));
-}
-
 // The one of that name, or the best for an empty name.
 const InstructionSet& instruction_set(const std::string& name) {
   for (const InstructionSet* set : instruction_sets()) {
@@ -98,6 +67,78 @@ const Kernels<T>& kernels_of(const InstructionSet& set) {
   } else {
     return set.dbl;
   }
+}
+
+// Calls f(kernels, out) with those of a dtype by name, without the GIL.
+template <class F>
+void with_buffer(const InstructionSet& set, const std::string& dtype, std::uintptr_t address,
+                 std::int64_t rows, std::int64_t columns, F f) {
+  if (dtype == "float32") {
+    float* out = pointer<float>(address, rows, columns);
+    py::gil_scoped_release release;
+    f(set.single, out);
+  } else if (dtype == "float64") {
+    double* out = pointer<double>(address, rows, columns);
+    py::gil_scoped_release release;
+    f(set.dbl, out);
+  } else {
+    throw py::value_error("dtype: got '" + dtype + "', wants 'float32' or 'float64'");
+  }
+}
+
+void fill_uniform(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
+                  std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
+                  std::int64_t block, const std::string& set, int threads) {
+  const Draws draws = draws_of(seed, step, stream, offset, block, columns);
+  with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
+    kernels.fill_uniform(out, rows, columns, draws, threads);
+  });
+}
+
+void fill_normal(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
+                 std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
+                 std::int64_t block, const std::string& set, int threads) {
+  const Draws draws = draws_of(seed, step, stream, offset, block, columns);
+  with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
+    kernels.fill_normal(out, rows, columns, draws, threads);
+  });
+}
+
+void fill_chi(std::uintptr_t address, std::int64_t rows, const std::vector<std::int64_t>& freedom,
+              const std::string& dtype, std::uint64_t seed, std::int64_t step, std::int64_t stream,
+              std::uint64_t offset, std::int64_t block, const std::string& set, int threads) {
+  const auto slots = static_cast<std::int64_t>(freedom.size());
+  const Draws draws = draws_of(seed, step, stream, offset, block, 0);
+  check_below("slots", slots, (kMaxBlocks - block) / kBlocksPerChi + 1);
+  with_buffer(instruction_set(set), dtype, address, rows, slots, [&](const auto& kernels, auto* out) {
+    kernels.fill_chi(out, freedom.data(), rows, slots, draws, threads);
+  });
+}
+
+void box_muller(std::uintptr_t address, std::uintptr_t words, std::int64_t pairs, const std::string& dtype,
+                const std::string& set) {
+  const std::uint32_t* given = pointer<std::uint32_t>(words, pairs, 2);
+  with_buffer(instruction_set(set), dtype, address, pairs, 2,
+              [&](const auto& kernels, auto* out) { kernels.box_muller(given, pairs, out); });
+}
+
+template <class Fill>
+void define_fill(py::module_& m, const char* name, const char* doc, const char* columns, Fill fill) {
+  m.def(name, fill, doc, py::arg("address"), py::arg("rows"), py::arg(columns), py::arg("dtype"),
+        py::arg("seed"), py::arg("step"), py::arg("stream"), py::arg("offset"), py::arg("block"),
+        py::arg("instruction_set") = "", py::arg("threads") = 1);
+}
+
+void define_draws(py::module_& m) {
+  define_fill(m, "fill_uniform", "Fill [rows, columns] with uniforms; row i is sequence offset + i.",
+              "columns", &fill_uniform);
+  define_fill(m, "fill_normal", "Fill [rows, columns] with normals; row i is sequence offset + i.", "columns",
+              &fill_normal);
+  define_fill(m, "fill_chi", "Fill [rows, slots] with chi variates; row i is sequence offset + i.", "freedom",
+              &fill_chi);
+  m.def("box_muller", &box_muller, "Normals [pairs, 2] of words [pairs, 2], for tests of extreme words.",
+        py::arg("address"), py::arg("words"), py::arg("pairs"), py::arg("dtype"),
+        py::arg("instruction_set") = "");
 }
 
 // Whether Python has a signal to handle, Ctrl-C above all.
@@ -228,19 +269,8 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled kernels of fastlin, on addresses of buffers.";
   m.attr("__version__") = FASTLIN_VERSION;
   m.def("build_info", &build_info, "Version, compiler, C++ standard and flags of this build.");
-  m.def(
-      "philox4x32",
-      [](const std::array<std::uint32_t, 4>& counter, const std::array<std::uint32_t, 2>& key) {
-        const Counter words =
-            philox4x32({{counter[0], counter[1], counter[2], counter[3]}}, {{key[0], key[1]}});
-        return py::make_tuple(words.word[0], words.word[1], words.word[2], words.word[3]);
-      },
-      "The four words of one Philox4x32-10 block.", py::arg("counter"), py::arg("key"));
   define_attention(m);
-  define_fill(m, "fill_uniform", "Fill [rows, columns] with uniforms; row i is sequence offset + i.",
-              &fill_uniform<float>, &fill_uniform<double>);
-  define_fill(m, "fill_normal", "Fill [rows, columns] with normals; row i is sequence offset + i.",
-              &fill_normal<float>, &fill_normal<double>);
+  define_draws(m);
 }
 
 }  // namespace fastlin

@@ -18,15 +18,6 @@ struct Draws {
   std::uint32_t stream;  // below kMaxStreams
 };
 
-// T is float or double; column j is draw 4 block + j.
-template <class T>
-void fill_uniform(T* out,  // [rows, columns]
-                  std::int64_t rows, std::int64_t columns, Draws draws);
-
-template <class T>
-void fill_normal(T* out,  // [rows, columns]
-                 std::int64_t rows, std::int64_t columns, Draws draws);
-
 // What a call is given. A null pointer is an absent argument; layers counts matrix layers, L - 1.
 template <class T>
 struct Problem {
@@ -79,6 +70,14 @@ struct Kernels {
   bool (*gram)(const T* z, std::int64_t batch, std::int64_t row,  // [B, n, m] and its strides
                std::int64_t B, std::int64_t n, std::int64_t m, T* G, int threads, Interrupt);
   double (*fma_chains)(std::int64_t iterations);  // floating-point operations done
+  // Row i is sequence offset + i. Column j is draw 4 block + j; of chi variates, slot j.
+  void (*fill_uniform)(T* out,  // [rows, columns]
+                       std::int64_t rows, std::int64_t columns, const Draws&, int threads);
+  void (*fill_normal)(T* out,  // [rows, columns]
+                      std::int64_t rows, std::int64_t columns, const Draws&, int threads);
+  void (*fill_chi)(T* out, const std::int64_t* freedom,  // [rows, slots], [slots]
+                   std::int64_t rows, std::int64_t slots, const Draws&, int threads);
+  void (*box_muller)(const std::uint32_t* words, std::int64_t pairs, T* out);  // [pairs, 2] both
 };
 
 struct InstructionSet {

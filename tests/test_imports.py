@@ -18,7 +18,7 @@ ALLOWED = {
     "reference": {"validation"},
     "ops": {"backends", "reference", "validation"},
     "_info": {"_extension", "_version", "backends"},
-    "data": {"_extension"},
+    "data": {"_extension", "backends"},
     "theory": set(),
     "_files": set(),
     "plots": {"_files"},

@@ -136,5 +136,6 @@ double fma_chains(std::int64_t iterations) {
 
 template <class T>
 Kernels<T> kernels() {
-  return {&attention<T>, &gram<T>, &fma_chains<T>};
+  return {&attention<T>,   &gram<T>,     &fma_chains<T>,      &fill_uniform<T>,
+          &fill_normal<T>, &fill_chi<T>, &box_muller_pairs<T>};
 }

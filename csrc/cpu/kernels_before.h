@@ -4,11 +4,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
 
+#include "core/philox.h"
 #include "cpu/arena.h"
 #include "cpu/parallel.h"
 #include "cpu/plan.h"

@@ -59,3 +59,5 @@ struct Vec {
   }
   static void transpose(Vec (&r)[size]) { transpose_by_zips(r); }
 };
+
+#include "testing/vec_portable_words.h"

@@ -49,7 +49,7 @@ class Place(NamedTuple):
     def chi(self, freedom: list[int]) -> Tensor:
         """Chi variates (batch, len(freedom)) with these degrees of freedom, float64."""
         _check_room(len(freedom) * chi.BLOCKS_PER_SLOT, 1)
-        return torch.from_numpy(chi.chi(freedom, self.batch, self._at(CHI)))
+        return random.chi(self.batch, freedom, self._at(CHI))
 
     def _at(self, section: int) -> Coordinates:
         return {

@@ -1,10 +1,10 @@
 """Random tensors that depend on (seed, step, stream, sequence, draw) alone.
 
-The extension serves when it is there, else numpy: uniforms have the same bits, normals differ by the rounding
-of log, sin, cos and sqrt in float64. `fastlin.data.philox` has the layout.
+The extension serves when it is there, else numpy: uniforms and chi variates have the same bits, normals differ by the
+rounding of log, sin, cos and sqrt in their dtype. `fastlin.data.philox` has the layout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from fastlin import _extension
+from fastlin.backends import cpu
 from fastlin.data import philox
+from fastlin.data.chi import chi as chi_oracle
+from fastlin.data.philox import Coordinates
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -72,6 +75,31 @@ def normal(
     return _fill("fill_normal", philox.normals, rows, columns, seed, step, stream, offset, block, dtype)
 
 
+def chi(batch: int, freedom: Sequence[int], at: Coordinates) -> torch.Tensor:
+    """Chi variates (batch, len(freedom)) of the slots from a block on, float64: `fastlin.data.chi` in bits.
+
+    Parameters
+    ----------
+    batch
+        Number of sequences.
+    freedom
+        Degrees of freedom of each slot; 0 gives 0.
+    at
+        Where in the generator; `block` is the first of the section.
+    """
+    compiled = _extension.extension()
+    if compiled is None:
+        return torch.from_numpy(chi_oracle(freedom, batch, at))
+    out = np.empty((batch, len(freedom)))
+    compiled.fill_chi(out.ctypes.data, batch, list(freedom), "float64", **at, **_machine())
+    return torch.from_numpy(out)
+
+
+def _machine() -> dict[str, Any]:
+    """What a kernel runs on; the numbers do not depend on the threads."""
+    return {"instruction_set": cpu.instruction_set(), "threads": torch.get_num_threads()}
+
+
 def _fill(
     kernel: str,
     oracle: Callable[..., NDArray[np.floating[Any]]],
@@ -93,5 +121,5 @@ def _fill(
         return torch.from_numpy(oracle(rows, columns, **at, dtype=name))
     # A buffer of numpy's: inside torch.func a tensor of torch's own may be a wrapper without memory.
     out = np.empty((rows, columns), dtype=name)
-    getattr(compiled, kernel)(out.ctypes.data, rows, columns, name, **at)
+    getattr(compiled, kernel)(out.ctypes.data, rows, columns, name, **at, **_machine())
     return torch.from_numpy(out)

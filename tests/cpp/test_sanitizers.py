@@ -1,4 +1,5 @@
-"""The CPU kernels under sanitizers: edge problems against an oracle, in csrc/testing/attention_driver.cpp.
+"""The CPU kernels under sanitizers: edge problems against an oracle, in csrc/testing/attention_driver.cpp, and random
+arrays of edge sizes, in csrc/testing/random_driver.cpp.
 
 Each sanitizer also gets errors that it must see, from the same executable.
 """
@@ -14,11 +15,19 @@ DRIVER = ("testing/attention_driver.cpp", "testing/attention_cases.cpp")
 ORACLE = {"testing/attention_oracle.cpp": ("-O2",)}
 
 
-def build(folder, sources, flags):
+RANDOM_DRIVER = "testing/random_driver.cpp"
+
+
+def build(folder, kernels, flags):
+    """The drivers of attention and of random arrays, on the same objects."""
     compiler = toolchain.native()
-    made = toolchain.objects(compiler, folder, dict.fromkeys(sources, flags) | ORACLE)
-    toolchain.run([*compiler, *flags, *made, "-pthread", "-o", folder / "driver"])
-    return folder / "driver"
+    sources = dict.fromkeys((*kernels, RANDOM_DRIVER, *DRIVER), flags) | ORACLE
+    made = toolchain.objects(compiler, folder, sources)
+    shared = len(kernels)
+    parts = {"driver": made[:shared] + made[shared + 1 :], "random": made[: shared + 1]}
+    for name, objects in parts.items():
+        toolchain.run([*compiler, *flags, *objects, "-pthread", "-o", folder / name])
+    return folder / "driver", folder / "random"
 
 
 def assert_ok(driver, mode):
@@ -42,16 +51,18 @@ def test_no_overrun_and_nothing_undefined(tmp_path):
     """
     guarded = f"-I{toolchain.SOURCES / 'testing' / 'guarded'}"
     flags = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", guarded)
-    driver = build(tmp_path, (*KERNELS, *DRIVER, "testing/isa_portable.cpp"), flags)
+    driver, random = build(tmp_path, (*KERNELS, "testing/isa_portable.cpp"), flags)
     for mode in ("plant-input", "plant-output", "plant-workspace"):
         assert_seen(driver, mode, "AddressSanitizer: (heap-buffer-overflow|use-after-poison|unknown-crash)")
     assert_seen(driver, "plant-undefined", "runtime error: signed integer overflow")
     assert_ok(driver, "edges")
+    assert_ok(random, "edges")
 
 
 def test_no_race(tmp_path):
     """Four threads, then two calls at once: on std::thread, since libgomp's barriers look like races."""
     flags = ("-O1", "-g1", "-fsanitize=thread", "-DFASTLIN_WITHOUT_PORTABLE")
-    driver = build(tmp_path, (*KERNELS, *DRIVER), flags)
+    driver, random = build(tmp_path, KERNELS, flags)
     assert_seen(driver, "plant-race", "ThreadSanitizer: data race")
     assert_ok(driver, "threads")
+    assert_ok(random, "threads")

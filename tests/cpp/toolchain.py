@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[2] / "csrc"
-STRICT = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
+STRICT = ("-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
 
 def native() -> list[str]:

@@ -127,3 +127,5 @@ inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm256_mul_
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
   return {_mm256_fmadd_pd(a.x, b.x, c.x)};
 }
+
+#include "cpu/vec/avx2_words.h"

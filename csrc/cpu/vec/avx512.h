@@ -110,3 +110,5 @@ inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm512_mul_
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
   return {_mm512_fmadd_pd(a.x, b.x, c.x)};
 }
+
+#include "cpu/vec/avx512_words.h"

@@ -72,3 +72,5 @@ inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {vaddq_f64(a
 inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return {vsubq_f64(a.x, b.x)}; }
 inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return {vmulq_f64(a.x, b.x)}; }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return {vfmaq_f64(c.x, a.x, b.x)}; }
+
+#include "cpu/vec/neon_words.h"

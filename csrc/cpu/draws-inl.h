@@ -1,0 +1,180 @@
+// The draws of V::size sequences, one in each lane. core/philox.h has the layout.
+
+template <class T>
+class Lanes {
+  using V = Vec<T>;
+  using D = Vec<double>;
+  using W = Vec<std::uint64_t>;
+  using I = std::conditional_t<std::is_same<T, float>::value, Vec<std::uint32_t>, W>;
+  static constexpr int N = V::size;
+  static constexpr int kParts = N / D::size;  // vectors of doubles for as many sequences
+
+ public:
+  Lanes(std::uint64_t seed, std::uint32_t step, std::uint32_t stream) : philox_(seed, step, stream) {}
+
+  void at(const std::uint64_t* sequences) {  // [V::size], any
+    for (int p = 0; p < kParts; ++p) sequence_[p] = philox_.sequence(W::load(sequences + p * W::size));
+  }
+
+  void words(std::uint32_t block, std::uint32_t* out) const {  // [4, V::size]
+    W c[kParts][4];
+    draw(block, c);
+    for (int i = 0; i < 4; ++i) {
+      for (int p = 0; p < kParts; ++p) {
+        std::uint64_t lanes[W::size];
+        c[p][i].store(lanes);
+        for (int l = 0; l < W::size; ++l) out[i * N + p * W::size + l] = static_cast<std::uint32_t>(lanes[l]);
+      }
+    }
+  }
+
+  // Uniforms 0 .. count - 1 from a block on.
+  void uniforms(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
+    for (std::int64_t i = 0; i < count; i += 4) {
+      W c[kParts][4];
+      draw(block++, c);
+      for (int j = 0; j < 4 && i + j < count; ++j) {
+        for (int p = 0; p < kParts; ++p) {
+          store_rounded(uniform<D>(c[p][j]), out + (i + j) * N + p * D::size);
+        }
+      }
+    }
+  }
+
+  // Normals 0 .. count - 1 from a block on. A pair takes two words even when one of it is left out.
+  void normals(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
+    constexpr int kStep = 4 * kBlocks;
+    I words[kStep];
+    V x[kStep];
+    for (; count >= kStep; count -= kStep, out += kStep * N, block += kBlocks) {
+      words_of_blocks(block, words);
+      normals_of_words(words, x);
+      FASTLIN_UNROLL
+      for (int j = 0; j < kStep; ++j) x[j].store(out + j * N);
+    }
+    if (count == 0) return;
+    words_of_blocks(block, words);
+    normals_of_words(words, x);
+    for (int j = 0; j < count; ++j) x[j].store(out + j * N);
+  }
+
+  // The two normals of given words.
+  static void pair(const std::uint64_t* words0, const std::uint64_t* words1, T* first, T* second) {
+    W w0[kParts], w1[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      w0[p] = W::load(words0 + p * W::size);
+      w1[p] = W::load(words1 + p * W::size);
+    }
+    Parts<I, 1> w[2];
+    join(w0, w[0].part[0]);
+    join(w1, w[1].part[0]);
+    Parts<V, 1> x, y;
+    normal_pairs<1>(w[0], w[1], x, y);
+    x.part[0].store(first);
+    y.part[0].store(second);
+  }
+
+  // A chi variate from the blocks that start there; 0 when it has no freedom.
+  void chi(std::uint32_t block, std::int64_t freedom, T* out) const {  // [V::size]
+    chi_slots<1>(block, &freedom, 1, out);
+  }
+
+  // Chi variates of slots that follow one another. Each is a long chain of operations: four vectors of them
+  // are under way, which takes 70 % of the time of one slot after the other.
+  void chi(std::uint32_t block, const std::int64_t* freedom, std::int64_t slots, T* out) const {
+    constexpr int kSlots = 4 / kParts;
+    for (std::int64_t i = 0; i < slots; i += kSlots) {
+      chi_slots<kSlots>(block + static_cast<std::uint32_t>(kBlocksPerChi * i), freedom + i,
+                        static_cast<int>(std::min<std::int64_t>(kSlots, slots - i)), out + i * N);
+    }
+  }
+
+ private:
+  // Under way at a time: Philox's products wait for each other, and one block leaves the machine idle.
+  static constexpr int kBlocks = 2;
+
+  FASTLIN_INLINE void draw(std::uint32_t block, W (&c)[kParts][4]) const {
+    const PhiloxBlock shared = philox_.block(block);
+    FASTLIN_UNROLL
+    for (int p = 0; p < kParts; ++p) philox_.start(sequence_[p], shared, c[p]);
+    philox_.finish(c);
+  }
+
+  // The first `count` of S slots.
+  template <int S>
+  FASTLIN_INLINE void chi_slots(std::uint32_t block, const std::int64_t* freedom, int count, T* out) const {
+    constexpr int kChains = S * kParts;
+    using Ds = Parts<D, kChains>;
+    using Ws = Parts<W, kChains>;
+    Ds k, shape, scale;
+    FASTLIN_UNROLL
+    for (int i = 0; i < kChains; ++i) {
+      const Freedom each(i / kParts < count ? freedom[i / kParts] : 0);
+      k.part[i] = D::set(each.k);
+      shape.part[i] = D::set(each.shape);
+      scale.part[i] = D::set(each.scale);
+    }
+    Chi<Ds, Ws> chi(k, shape, scale);
+    bool again = true;
+    for (std::uint32_t j = 0; again && j < kBlocksPerChi; ++j) {
+      W c[kChains][4];
+      FASTLIN_UNROLL
+      for (int i = 0; i < kChains; ++i) {
+        const std::uint32_t slot = block + static_cast<std::uint32_t>(i / kParts * kBlocksPerChi);
+        philox_.start(sequence_[i % kParts], philox_.block(slot + j), c[i]);
+      }
+      philox_.finish(c);
+      Ws words[4];
+      FASTLIN_UNROLL
+      for (int i = 0; i < 4 * kChains; ++i) words[i % 4].part[i / 4] = c[i / 4][i % 4];
+      again = chi.block(words);
+    }
+    for (int i = 0; i < count * kParts; ++i) store_rounded(chi.value.part[i], out + i * D::size);
+  }
+
+  // Words as the normals take them.
+  FASTLIN_INLINE static void join(const W (&parts)[kParts], Vec<std::uint32_t>& w) { w = words_of(parts); }
+  FASTLIN_INLINE static void join(const W (&parts)[kParts], W& w) { w = parts[0]; }
+
+  FASTLIN_INLINE void words_of_blocks(std::uint32_t block, I (&words)[4 * kBlocks]) const {
+    W c[kBlocks * kParts][4];
+    FASTLIN_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      const PhiloxBlock shared = philox_.block(block + static_cast<std::uint32_t>(b));
+      FASTLIN_UNROLL
+      for (int p = 0; p < kParts; ++p) philox_.start(sequence_[p], shared, c[b * kParts + p]);
+    }
+    philox_.finish(c);
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4 * kBlocks; ++i) {
+      W parts[kParts];
+      FASTLIN_UNROLL
+      for (int p = 0; p < kParts; ++p) parts[p] = c[i / 4 * kParts + p][i % 4];
+      join(parts, words[i]);
+    }
+  }
+
+  template <int M>
+  FASTLIN_INLINE static void normal_pairs(Parts<Vec<std::uint32_t>, M> w0, Parts<Vec<std::uint32_t>, M> w1,
+                                          Parts<Vec<float>, M>& first, Parts<Vec<float>, M>& second) {
+    box_muller(w0, w1, first, second);
+  }
+  template <int M>
+  FASTLIN_INLINE static void normal_pairs(Parts<W, M> w0, Parts<W, M> w1, Parts<D, M>& first,
+                                          Parts<D, M>& second) {
+    fixed_box_muller(w0, w1, first, second);
+  }
+
+  FASTLIN_INLINE static void normals_of_words(const I (&words)[4 * kBlocks], V (&x)[4 * kBlocks]) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4 * kBlocks; i += 4) {
+      Parts<V, 2> first, second;
+      normal_pairs<2>({words[i], words[i + 2]}, {words[i + 1], words[i + 3]}, first, second);
+      x[i] = first.part[0], x[i + 1] = second.part[0];
+      x[i + 2] = first.part[1], x[i + 3] = second.part[1];
+    }
+  }
+
+  Philox<W> philox_;
+  PhiloxSequence<W> sequence_[kParts];
+};

@@ -1,0 +1,105 @@
+// Random arrays: V::size rows side by side, then transposed. Rows go to threads in fixed blocks, and a number
+// depends on its own row and column alone.
+
+template <class T>
+class Filler {
+  using L = Tile<T>;
+  static constexpr std::int64_t N = L::N;
+  static constexpr std::int64_t kColumns = 64;  // of a tile: 4 KB or less
+
+ public:
+  static constexpr std::int64_t kRows = 64;  // of a block
+  enum class Kind { kUniform, kNormal, kChi };
+
+  Filler(Kind kind, T* out, const std::int64_t* freedom, std::int64_t rows, std::int64_t columns,
+         const Draws& draws)
+      : kind_(kind),
+        out_(out),
+        freedom_(freedom),
+        rows_(rows),
+        columns_(columns),
+        draws_(draws),
+        lanes_(draws.seed, draws.step, draws.stream) {}
+
+  void block(std::int64_t index) const {
+    const std::int64_t end = std::min(rows_, (index + 1) * kRows);
+    for (std::int64_t first = index * kRows; first < end; first += N) {
+      rows(first, static_cast<int>(std::min(N, end - first)));
+    }
+  }
+
+ private:
+  void rows(std::int64_t first, int count) const {
+    Lanes<T> lanes = lanes_;
+    std::uint64_t sequences[N];
+    T* to[N];
+    for (int l = 0; l < N; ++l) {
+      // Lanes beyond the last row draw its numbers once more and write nothing.
+      const std::int64_t row = first + std::min(l, count - 1);
+      sequences[l] = draws_.offset + static_cast<std::uint64_t>(row);
+      to[l] = out_ + row * columns_;
+    }
+    lanes.at(sequences);
+    T tile[kColumns * N];
+    for (std::int64_t j = 0; j < columns_; j += kColumns) {
+      const std::int64_t width = std::min(kColumns, columns_ - j);
+      draw(lanes, j, width, tile);
+      L::store(tile, width, to, j, count);
+    }
+  }
+
+  void draw(const Lanes<T>& lanes, std::int64_t j, std::int64_t width, T* tile) const {
+    const auto block = draws_.block + static_cast<std::uint32_t>(j / 4);
+    if (kind_ == Kind::kUniform) {
+      lanes.uniforms(block, width, tile);
+    } else if (kind_ == Kind::kNormal) {
+      lanes.normals(block, width, tile);
+    } else {
+      const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * j);
+      lanes.chi(slot, freedom_ + j, width, tile);
+    }
+  }
+
+  Kind kind_;
+  T* out_;
+  const std::int64_t* freedom_;
+  std::int64_t rows_, columns_;
+  Draws draws_;
+  Lanes<T> lanes_;
+};
+
+template <class T>
+void fill(const Filler<T>& filler, std::int64_t rows, int threads) {
+  for_each_block((rows + Filler<T>::kRows - 1) / Filler<T>::kRows, threads,
+                 [&](std::int64_t block, int) { filler.block(block); });
+}
+
+template <class T>
+void fill_uniform(T* out, std::int64_t rows, std::int64_t columns, const Draws& draws, int threads) {
+  fill(Filler<T>(Filler<T>::Kind::kUniform, out, nullptr, rows, columns, draws), rows, threads);
+}
+
+template <class T>
+void fill_normal(T* out, std::int64_t rows, std::int64_t columns, const Draws& draws, int threads) {
+  fill(Filler<T>(Filler<T>::Kind::kNormal, out, nullptr, rows, columns, draws), rows, threads);
+}
+
+template <class T>
+void fill_chi(T* out, const std::int64_t* freedom, std::int64_t rows, std::int64_t slots, const Draws& draws,
+              int threads) {
+  fill(Filler<T>(Filler<T>::Kind::kChi, out, freedom, rows, slots, draws), rows, threads);
+}
+
+// Normals of given words, which no seed could be asked for.
+template <class T>
+void box_muller_pairs(const std::uint32_t* words, std::int64_t pairs, T* out) {
+  constexpr int N = Vec<T>::size;
+  for (std::int64_t i = 0; i < pairs; i += N) {
+    const int count = static_cast<int>(std::min<std::int64_t>(N, pairs - i));
+    std::uint64_t given[2][N] = {};
+    for (int l = 0; l < 2 * count; ++l) given[l % 2][l / 2] = words[2 * i + l];
+    T made[2][N];
+    Lanes<T>::pair(given[0], given[1], made[0], made[1]);
+    for (int l = 0; l < 2 * count; ++l) out[2 * i + l] = made[l % 2][l / 2];
+  }
+}

@@ -1,0 +1,77 @@
+// Words, bits and comparisons for the Vec of one number.
+
+template <class T>
+struct Mask {
+  bool x;
+  FASTLIN_HD static Mask all() { return {true}; }
+  FASTLIN_HD friend Mask operator&(Mask a, Mask b) { return {a.x && b.x}; }
+  FASTLIN_HD friend Mask operator|(Mask a, Mask b) { return {a.x || b.x}; }
+  FASTLIN_HD friend Mask without(Mask a, Mask b) { return {a.x && !b.x}; }
+  FASTLIN_HD friend bool any(Mask a) { return a.x; }
+};
+
+template <class To, class From>
+FASTLIN_HD inline To same_bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+FASTLIN_HD inline Vec<float> sqrt(Vec<float> a) { return {std::sqrt(a.x)}; }
+FASTLIN_HD inline Vec<float> as_float(Vec<std::uint32_t> a) { return {same_bits<float>(a.x)}; }
+FASTLIN_HD inline Vec<std::uint32_t> bits_of(Vec<float> a) { return {same_bits<std::uint32_t>(a.x)}; }
+FASTLIN_HD inline Vec<float> to_float(Vec<std::uint32_t> a) {
+  return {static_cast<float>(static_cast<std::int32_t>(a.x))};
+}
+template <int N>
+FASTLIN_HD inline Vec<std::uint32_t> shift_right_signed(Vec<std::uint32_t> a) {
+  return {static_cast<std::uint32_t>(static_cast<std::int32_t>(a.x) >> N)};
+}
+FASTLIN_HD inline Mask<float> top_bit(Vec<std::uint32_t> a) { return {a.x >> 31 != 0}; }
+
+FASTLIN_HD inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return {a.x / b.x}; }
+FASTLIN_HD inline Vec<double> sqrt(Vec<double> a) { return {std::sqrt(a.x)}; }
+FASTLIN_HD inline Mask<double> less(Vec<double> a, Vec<double> b) { return {a.x < b.x}; }
+FASTLIN_HD inline Vec<double> as_double(Vec<std::uint64_t> a) { return {same_bits<double>(a.x)}; }
+FASTLIN_HD inline Vec<std::uint64_t> bits_of(Vec<double> a) { return {same_bits<std::uint64_t>(a.x)}; }
+FASTLIN_HD inline Mask<double> top_bit(Vec<std::uint64_t> a) { return {a.x >> 63 != 0}; }
+FASTLIN_HD inline Vec<std::uint64_t> multiply_words(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+  return {(a.x & 0xffffffffu) * (b.x & 0xffffffffu)};
+}
+FASTLIN_HD inline Vec<std::uint64_t> high_word(Vec<std::uint64_t> a) { return {a.x >> 32}; }
+FASTLIN_HD inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
+  return {static_cast<std::uint32_t>(parts[0].x)};
+}
+template <class T>
+FASTLIN_HD inline void store_rounded(Vec<double> a, T* p) {
+  *p = static_cast<T>(a.x);
+}
+
+template <class T>
+FASTLIN_HD inline Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {
+  return mask.x ? a : b;
+}
+template <class T>
+FASTLIN_HD inline Vec<T> operator^(Vec<T> a, Vec<T> b) {
+  return {a.x ^ b.x};
+}
+template <class T>
+FASTLIN_HD inline Vec<T> operator&(Vec<T> a, Vec<T> b) {
+  return {a.x & b.x};
+}
+template <class T>
+FASTLIN_HD inline Vec<T> operator|(Vec<T> a, Vec<T> b) {
+  return {a.x | b.x};
+}
+template <class T>
+FASTLIN_HD inline Vec<T> xor3(Vec<T> a, Vec<T> b, Vec<T> c) {
+  return {a.x ^ b.x ^ c.x};
+}
+template <int N, class T>
+FASTLIN_HD inline Vec<T> shift_left(Vec<T> a) {
+  return {a.x << N};
+}
+template <int N, class T>
+FASTLIN_HD inline Vec<T> shift_right(Vec<T> a) {
+  return {a.x >> N};
+}
