@@ -80,7 +80,8 @@ class Lanes {
   }
 
   // Chi variates of slots that follow one another. Each is a long chain of operations: four vectors of them
-  // are under way, which takes 70 % of the time of one slot after the other.
+  // are under way, which takes 70 % (double) or 88 % (float) of the time of one slot after the other
+  // (AVX-512).
   void chi(std::uint32_t block, const std::int64_t* freedom, std::int64_t slots, T* out) const {
     constexpr int kSlots = 4 / kParts;
     for (std::int64_t i = 0; i < slots; i += kSlots) {
