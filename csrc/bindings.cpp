@@ -7,8 +7,10 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -165,11 +167,30 @@ T* at(const Addresses& addresses, std::size_t i) {
   return reinterpret_cast<T*>(addresses.at(i));
 }
 
+// (d, n, K, bias, period), (radius, noise_std), addresses of (means, factors, cumulative, strata,
+// feature_factor), (seed, offset, step, stream).
+using SourceTuple =
+    std::tuple<std::array<std::int64_t, 5>, std::array<double, 2>, Addresses, std::array<std::uint64_t, 4>>;
+
+Source source_of(const SourceTuple& given) {
+  const auto& [sizes, numbers, addresses, place] = given;
+  Source S{};
+  S.d = sizes[0], S.n = sizes[1], S.K = sizes[2], S.bias = sizes[3] != 0, S.period = sizes[4];
+  S.radius = numbers[0], S.noise_std = numbers[1];
+  S.means = at<const double>(addresses, 0), S.factors = at<const double>(addresses, 1);
+  S.cumulative = at<const double>(addresses, 2), S.strata = at<const std::int64_t>(addresses, 3);
+  S.feature_factor = at<const double>(addresses, 4);
+  S.seed = place[0], S.offset = place[1];
+  S.step = static_cast<std::uint32_t>(place[2]), S.stream = static_cast<std::uint32_t>(place[3]);
+  return S;
+}
+
 template <class T>
-std::string attention(const InstructionSet& set, int threads, const std::array<std::int64_t, 8>& sizes,
+std::string attention(const InstructionSet& set, int threads, const std::array<std::int64_t, 9>& sizes,
                       const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
-                      const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results) {
-  const auto [B, n, m, K, t, R, H, layers] = sizes;
+                      const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results,
+                      const std::optional<SourceTuple>& given) {
+  const auto [B, n, m, K, t, R, H, layers, total] = sizes;
   Problem<T> P{};
   P.B = B, P.n = n, P.m = m, P.K = K, P.t = t, P.R = R, P.H = H, P.layers = layers;
   P.x = at<const T>(inputs, 0), P.x_batch = strides[0], P.x_row = strides[1];
@@ -180,6 +201,9 @@ std::string attention(const InstructionSet& set, int threads, const std::array<s
   P.y = at<const T>(inputs, 9), P.weight = at<const T>(inputs, 10), P.gy = at<const T>(inputs, 11);
   P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
   P.is_gram = flags[0], P.see_query = flags[1];
+  P.counts = at<const std::int64_t>(inputs, 12), P.total = total;
+  const Source source = given ? source_of(*given) : Source{};
+  P.source = given ? &source : nullptr;
   Results<T> out{};
   out.yhat = at<T>(results, 0), out.loss = at<T>(results, 1), out.per_task = at<T>(results, 2);
   out.dx = at<T>(results, 3), out.dq = at<T>(results, 4), out.dp = at<T>(results, 5);
@@ -200,6 +224,16 @@ std::string gram(const InstructionSet& set, int threads, const std::array<std::i
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 gram" : " float64 gram");
 }
 
+template <class T>
+std::string sample(const InstructionSet& set, int threads, const SourceTuple& source, std::int64_t B,
+                   bool is_gram, const Addresses& results) {
+  const Source S = source_of(source);
+  const Sample<T> out{at<T>(results, 0), at<T>(results, 1), at<T>(results, 2), at<std::int64_t>(results, 3)};
+  run([&](Interrupt interrupt) { return kernels_of<T>(set).sample(S, B, is_gram, out, threads, interrupt); });
+  return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") +
+         (is_gram ? "sampled gram" : "sampled tokens");
+}
+
 void define_attention(py::module_& m) {
   m.def(
       "instruction_sets",
@@ -211,15 +245,39 @@ void define_attention(py::module_& m) {
       "Names of the instruction sets in this build, best first, and whether each runs here.");
   m.def(
       "attention",
-      [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 8>& sizes,
+      [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 9>& sizes,
          const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
-         const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results) {
+         const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results,
+         const std::optional<SourceTuple>& source) {
         return (dbl ? &attention<double> : &attention<float>)(instruction_set(set), threads, sizes, strides,
-                                                              factors, flags, inputs, results);
+                                                              factors, flags, inputs, results, source);
       },
       "Losses, predictions and gradients of one call; returns the kernel that ran.",
       py::arg("instruction_set"), py::arg("float64"), py::arg("threads"), py::arg("sizes"),
-      py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"), py::arg("results"));
+      py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"), py::arg("results"),
+      py::arg("source"));
+  m.def(
+      "sample",
+      [](const std::string& set, bool dbl, int threads, const SourceTuple& source, std::int64_t B,
+         bool is_gram, const Addresses& results) {
+        return (dbl ? &sample<double> : &sample<float>)(instruction_set(set), threads, source, B, is_gram,
+                                                        results);
+      },
+      "Gram matrices or tokens, queries, targets and tasks of drawn sequences; returns the kernel that ran.",
+      py::arg("instruction_set"), py::arg("float64"), py::arg("threads"), py::arg("source"), py::arg("batch"),
+      py::arg("is_gram"), py::arg("results"));
+  m.def(
+      "sample_tasks",
+      [](const std::string& set, int threads, const SourceTuple& source, std::int64_t B,
+         std::uintptr_t task) {
+        const Source S = source_of(source);
+        run([&](Interrupt interrupt) {
+          return instruction_set(set).single.sample_tasks(S, B, reinterpret_cast<std::int64_t*>(task),
+                                                          threads, interrupt);
+        });
+      },
+      "Tasks [batch] of drawn sequences.", py::arg("instruction_set"), py::arg("threads"), py::arg("source"),
+      py::arg("batch"), py::arg("task"));
   m.def(
       "gram",
       [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 5>& sizes,

@@ -18,6 +18,31 @@ struct Draws {
   std::uint32_t stream;  // below kMaxStreams
 };
 
+// A task source and a place in it: which sequences there are. fastlin/data/sources.py has the meaning; null
+// is absent. Weights have means and factors, one task has a mean alone, the sphere neither.
+struct Source {
+  std::int64_t d, n, K;        // features, tokens, tasks
+  bool bias;                   // tokens start with a constant one: m = d + 2, else d + 1
+  const double* means;         // [K, d]
+  const double* factors;       // [K, d, d]
+  const double* cumulative;    // [K] sums of the tasks' probabilities
+  const std::int64_t* strata;  // [period] tasks in exact shares
+  std::int64_t period;
+  const double* feature_factor;  // [d, d]
+  double radius, noise_std;
+  std::uint64_t seed, offset;
+  std::uint32_t step, stream;
+};
+
+// A batch that is drawn.
+template <class T>
+struct Sample {
+  T* x;                // Gram matrices [B, m, m] or tokens [B, n, m]
+  T* q;                // [B, m]
+  T* y;                // [B]
+  std::int64_t* task;  // [B]
+};
+
 // What a call is given. A null pointer is an absent argument; layers counts matrix layers, L - 1.
 template <class T>
 struct Problem {
@@ -38,6 +63,12 @@ struct Problem {
   const T* gy;                  // [R, B]: the reverse mode of the predictions
   double scale, first_skip, skip, last_skip;
   bool is_gram, see_query;
+  const Source* source;  // draws x, q, y and task in their place
+  const std::int64_t*
+      counts;          // [K] sequences of each task and their sum in the whole that this batch is a part
+  std::int64_t total;  // of; null when it is the whole
+
+  bool has_targets() const { return y != nullptr || source != nullptr; }
 };
 
 // What a call is asked for: null where it is not wanted.
@@ -62,13 +93,15 @@ struct Interrupt {
   void* state;
 };
 
-// One instruction set. `attention` and `gram` return false when they were interrupted; a task index outside
+// One instruction set. What takes an Interrupt returns false when it was interrupted; a task index outside
 // [0, K) makes `attention` throw std::out_of_range before it writes.
 template <class T>
 struct Kernels {
   bool (*attention)(const Problem<T>&, const Results<T>&, int threads, Interrupt);
   bool (*gram)(const T* z, std::int64_t batch, std::int64_t row,  // [B, n, m] and its strides
                std::int64_t B, std::int64_t n, std::int64_t m, T* G, int threads, Interrupt);
+  bool (*sample)(const Source&, std::int64_t B, bool is_gram, const Sample<T>&, int threads, Interrupt);
+  bool (*sample_tasks)(const Source&, std::int64_t B, std::int64_t* task, int threads, Interrupt);  // [B]
   double (*fma_chains)(std::int64_t iterations);  // floating-point operations done
   // Row i is sequence offset + i. Column j is draw 4 block + j; of chi variates, slot j.
   void (*fill_uniform)(T* out,  // [rows, columns]
@@ -90,7 +123,7 @@ struct InstructionSet {
 // All that this build has, best first; the last one runs everywhere.
 const std::vector<const InstructionSet*>& instruction_sets();
 
-// How `attention` goes about a problem: "streamed", "gram" or "stack".
+// How `attention` goes about a problem: "streamed", "gram", "stack", "sampled" or "sampled stack".
 template <class T>
 std::string path_of(const Problem<T>& problem);
 

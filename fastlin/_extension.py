@@ -15,6 +15,13 @@ def extension() -> ModuleType | None:
     return _load()[0]
 
 
+def loaded() -> ModuleType:
+    """`fastlin._C` where it is known to be there."""
+    module = extension()
+    assert module is not None, why_missing()
+    return module
+
+
 def why_missing() -> str | None:
     """The reason that `extension()` is None and what to do about it, or None when it is there."""
     return _load()[1]

@@ -13,12 +13,13 @@ PACKAGE = Path(__file__).parents[1] / "fastlin"
 ALLOWED = {
     "_version": set(),
     "_extension": {"_version"},
-    "backends": {"_extension", "_version"},
+    "_instruction_sets": {"_extension"},
+    "backends": {"_extension", "_instruction_sets", "_version"},
     "validation": {"backends"},
     "reference": {"validation"},
     "ops": {"backends", "reference", "validation"},
     "_info": {"_extension", "_version", "backends"},
-    "data": {"_extension", "backends"},
+    "data": {"_extension", "_instruction_sets", "backends"},
     "theory": set(),
     "_files": set(),
     "plots": {"_files"},
@@ -68,10 +69,10 @@ def test_layers_have_no_cycle():
 
 
 def test_backends_do_not_know_each_other():
-    shared = {"fastlin.backends.problem", "fastlin.backends"}
+    shared = {"fastlin.backends.problem", "fastlin.backends.draw", "fastlin.backends"}
     for path in (PACKAGE / "backends").glob("*.py"):
         if path.name != "__init__.py":
-            assert set(imports_of(path)) <= shared | {"fastlin._extension"}, path.name
+            assert set(imports_of(path)) <= shared | {"fastlin._extension", "fastlin._instruction_sets"}, path.name
 
 
 def test_import_is_light():

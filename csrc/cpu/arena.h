@@ -21,6 +21,7 @@ class Arena {
     return taken;
   }
   std::size_t used() const { return used_; }
+  bool only_counts() const { return base_ == nullptr; }
 
   static constexpr std::size_t kLine = 64;
 

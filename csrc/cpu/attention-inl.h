@@ -33,7 +33,8 @@ class Worker {
         data(arena, plan, out, chunk) {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
-    scratch = arena.take<T>(streamed ? Streamed<T>::scratch(P.n, m) : Gram<T>::scratch(P.n, m));
+    const std::int64_t n = P.source != nullptr ? 0 : P.n;
+    scratch = arena.take<T>(streamed ? Streamed<T>::scratch(n, m) : Gram<T>::scratch(n, m));
     v = arena.take<T>(most * m * N);
     a = arena.take<T>(plan.tiles_at_once * most * m * N);
     base = arena.take<T>(most * m * N);
@@ -48,6 +49,7 @@ class Worker {
     dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
     dW = arena.take<T>(std::min(dW_rows, m) * m * N);
     records = arena.take<double>(tiles * N * P.R * at.width);
+    if (P.source != nullptr) sampler.emplace(arena, *P.source);
   }
 
   Worker(const Worker&) = delete;
@@ -117,7 +119,14 @@ class Worker {
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
   void form_gram(std::int64_t tile) {
-    if (P.is_gram) {
+    if (P.source != nullptr) {
+      T* q = chunk.q + tile * m * N;
+      sampler->question(chunk.sequence + tile * N, chunk.task + tile * N, chunk.whole[tile], q,
+                        chunk.y + tile * N);
+      sampler->gram(gram_of(tile));
+      chunk.clear_idle(tile, m, q);
+      chunk.clear_idle(tile, 1, chunk.y + tile * N);
+    } else if (P.is_gram) {
       Gram<T>::of_matrices(chunk.x + tile * N, P.x_row, m, gram_of(tile));
     } else {
       Gram<T>::of_tokens(tokens_of(tile), gram_of(tile), scratch);
@@ -302,7 +311,7 @@ class Worker {
 
   // r = dloss/dyhat of the lanes; squared errors go to the sums.
   V error(std::int64_t r, std::int64_t tile, V yhat, T* sum) {
-    if (P.y != nullptr) {
+    if (P.has_targets()) {
       const V difference = yhat - L::at(chunk.y, tile);
       L::put(sum, at.squares, fma(difference, difference, L::at(sum, at.squares)));
       return (difference + difference) * L::at(chunk.coefficient, tile);
@@ -393,6 +402,7 @@ class Worker {
   Chunk<T> chunk;
   Layers<T> layers;
   DataGradients<T> data;
+  std::optional<Sampler<T>> sampler;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
   std::int64_t dW_rows = 0;                               // summed up at a time
   std::int64_t first_tile = 0;                            // of those at work

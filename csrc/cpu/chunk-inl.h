@@ -16,7 +16,7 @@ struct Chunk {
   std::int64_t runs = 0;
   std::int64_t* run_task;  // [tiles lanes]
   const T** x;     // [tiles + 1, lanes] tokens or Gram matrices, those of the tile after the chunk too
-  T* q;            // [tiles, m, lanes]
+  T* q;            // [tiles, m, lanes]; of drawn sequences it is the sampler that fills it, and y
   T* y;            // [tiles, lanes] targets
   T* coefficient;  // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
 
@@ -49,10 +49,8 @@ struct Chunk {
       if (runs == 0 || run_task[runs - 1] != k) run_task[runs++] = k;
       run[i] = runs - 1;
       x[i] = P.x == nullptr ? nullptr : P.x + s * P.x_batch;  // no tokens, no address
-      if (P.y != nullptr) {
-        y[i] = real ? P.y[s] : T(0);
-        coefficient[i] = real ? plan_.coefficient[k] : T(0);
-      }
+      if (P.y != nullptr) y[i] = real ? P.y[s] : T(0);
+      if (P.has_targets()) coefficient[i] = real ? plan_.coefficient[k] : T(0);
     }
     for (int l = 0; l < N; ++l) {
       const std::int64_t s = plan_.sequence(std::min(end + l, P.B - 1));
@@ -62,6 +60,7 @@ struct Chunk {
       const std::int64_t first = tile * N, last = first + N - 1;
       whole[tile] = run[first] == run[last];
       changed[tile] = tile == 0 || run[first - 1] != run[last] || !whole[tile] || !whole[tile - 1];
+      if (P.q == nullptr) continue;  // it is drawn
       const T* rows[N];
       for (int l = 0; l < N; ++l) rows[l] = P.q + sequence[first + l] * P.q_batch;
       L::load(rows, 0, P.m, q + tile * P.m * N);

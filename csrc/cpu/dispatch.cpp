@@ -39,6 +39,7 @@ const std::vector<const InstructionSet*>& instruction_sets() {
 
 template <class T>
 std::string path_of(const Problem<T>& problem) {
+  if (problem.source != nullptr) return problem.layers > 0 ? "sampled stack" : "sampled";
   switch (choose_path(problem)) {
     case Path::kStreamed:
       return "streamed";

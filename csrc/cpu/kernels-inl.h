@@ -1,21 +1,5 @@
 // The entries of an instruction set's table: workspace, threads, and the sums over blocks.
 
-// A worker for each thread, laid out in one piece of memory. Its parts refer to each other: it stays where it
-// is made.
-template <class W, class... Given>
-std::vector<std::unique_ptr<W>> workers(int threads, Memory& memory, const Given&... given) {
-  Arena count;
-  W measured(count, given...);
-  const std::size_t each = count.used();
-  memory = allocate(each * static_cast<std::size_t>(threads) + 1);
-  std::vector<std::unique_ptr<W>> team;
-  for (int i = 0; i < threads; ++i) {
-    Arena arena(memory.get() + each * static_cast<std::size_t>(i));
-    team.push_back(std::make_unique<W>(arena, given...));
-  }
-  return team;
-}
-
 // Adds partial sums [blocks, count] in block order.
 template <class T>
 void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride, std::int64_t count,
@@ -34,7 +18,14 @@ void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride,
 }
 
 template <class T>
-bool attention(const Problem<T>& P, const Results<T>& out, int threads, Interrupt interrupt) {
+bool attention(const Problem<T>& given, const Results<T>& out, int threads, Interrupt interrupt) {
+  Problem<T> P = given;
+  std::vector<std::int64_t> drawn;
+  if (P.source != nullptr && P.K > 1) {
+    drawn.resize(static_cast<std::size_t>(P.B));
+    if (!sample_tasks<T>(*P.source, P.B, drawn.data(), threads, interrupt)) return false;
+    P.task = drawn.data();
+  }
   const Plan<T> plan(P, out, static_cast<int>(Vec<T>::size));
   Stop stop(interrupt);
   clear_results(plan, out);
@@ -136,6 +127,6 @@ double fma_chains(std::int64_t iterations) {
 
 template <class T>
 Kernels<T> kernels() {
-  return {&attention<T>,   &gram<T>,     &fma_chains<T>,      &fill_uniform<T>,
-          &fill_normal<T>, &fill_chi<T>, &box_muller_pairs<T>};
+  return {&attention<T>,    &gram<T>,        &sample<T>,   &sample_tasks<T>,    &fma_chains<T>,
+          &fill_uniform<T>, &fill_normal<T>, &fill_chi<T>, &box_muller_pairs<T>};
 }

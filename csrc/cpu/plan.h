@@ -21,7 +21,7 @@ enum class Path { kStreamed, kGram, kStack };
 template <class T>
 Path choose_path(const Problem<T>& P) {
   if (P.layers > 0) return Path::kStack;
-  if (P.is_gram) return Path::kGram;
+  if (P.is_gram || P.source != nullptr) return Path::kGram;
   const double vectors = static_cast<double>(P.R) * P.H;
   const double streamed = 4.0 * P.n * vectors, formed = 0.5 * P.n * (P.m + 1) + 2.0 * P.m * vectors;
   return P.R * P.H == 1 || streamed < formed ? Path::kStreamed : Path::kGram;
@@ -43,7 +43,7 @@ struct Record {
       return first;
     };
     const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
-    squares = column(P.y != nullptr, 1);
+    squares = column(P.has_targets(), 1);
     e = column(out.dv != nullptr, P.H * P.m);
     p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
     q = column(out.dh != nullptr || (!stack && prompted && (out.dv != nullptr || out.dp != nullptr)), P.m);
@@ -105,9 +105,17 @@ struct Plan {
   double work() const {
     const Problem<T>& P = problem;
     const double m = static_cast<double>(P.m), vectors = static_cast<double>(P.R) * P.H;
-    const double context = P.n * m * (path == Path::kStreamed ? 4.0 * vectors : 0.5 * m);
+    // A drawn sequence takes 200 ns at m = 11.
+    const double context =
+        P.source != nullptr ? 80.0 * m * m : P.n * m * (path == Path::kStreamed ? 4.0 * vectors : 0.5 * m);
     return P.B * (context + vectors * m * m * (4.0 + 10.0 * m * P.layers));
   }
+
+  // Sequences of a task, and all of them, in the whole of which the batch is a part.
+  double count(std::int64_t k) const {
+    return static_cast<double>(problem.counts != nullptr ? problem.counts[k] : start[k + 1] - start[k]);
+  }
+  double total() const { return static_cast<double>(problem.counts != nullptr ? problem.total : problem.B); }
 
   std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
   std::int64_t task(std::int64_t position) const {
@@ -136,12 +144,11 @@ struct Plan {
   }
 
   void weigh() {
-    if (problem.y == nullptr) return;
+    if (!problem.has_targets()) return;
     coefficient.resize(static_cast<std::size_t>(problem.K));
     for (std::int64_t k = 0; k < problem.K; ++k) {
-      const double count = static_cast<double>(start[k + 1] - start[k]);
-      coefficient[k] = static_cast<T>(problem.weight == nullptr ? 1.0 / std::max<double>(problem.B, 1)
-                                      : count > 0               ? problem.weight[k] / count
+      coefficient[k] = static_cast<T>(problem.weight == nullptr ? 1.0 / std::max(total(), 1.0)
+                                      : count(k) > 0            ? problem.weight[k] / count(k)
                                                                 : 0.0);
     }
   }

@@ -18,8 +18,7 @@ void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, dou
   std::vector<double> s(static_cast<std::size_t>(m));
   for (std::int64_t r = 0; r < P.R; ++r, record += at.width) {
     if (at.squares >= 0) {
-      const double count = static_cast<double>(plan.start[k + 1] - plan.start[k]);
-      out.per_task[r * P.K + k] = static_cast<T>(record[at.squares] / count);
+      out.per_task[r * P.K + k] = static_cast<T>(record[at.squares] / plan.count(k));
     }
     const T* prompts = P.p == nullptr ? nullptr : P.p + (r * P.K + k) * P.t * m;  // [t, m]
     T* dp = out.dp == nullptr ? nullptr : out.dp + (r * P.K + k) * P.t * m;
@@ -107,7 +106,7 @@ void write_loss(const Plan<T>& plan, const Results<T>& out) {
   for (std::int64_t r = 0; r < P.R; ++r) {
     double sum = 0;
     for (std::int64_t k = 0; k < P.K; ++k) {
-      const double share = static_cast<double>(plan.start[k + 1] - plan.start[k]) / std::max<double>(P.B, 1);
+      const double share = plan.count(k) / std::max(plan.total(), 1.0);
       sum += (P.weight == nullptr ? share : P.weight[k]) * out.per_task[r * P.K + k];
     }
     out.loss[r] = static_cast<T>(sum);

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastlin._version import __version__
 from fastlin.backends import eager
+from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 
 ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
@@ -55,6 +56,18 @@ class Backend(Protocol):
         """Gram matrices (..., m, m) of tokens (..., n, m)."""
 
 
+class Sampler(Protocol):
+    """What a backend module provides besides when it draws sequences itself; see `draw`."""
+
+    def sampled_loss(
+        self, problem: Problem, draw: Draw, weight: Tensor | None, wants: str
+    ) -> tuple[Tensor, Tensor, Gradients]:
+        """`Backend.loss` of sequences that are drawn; the problem has neither x nor q."""
+
+    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,)."""
+
+
 _warned: set[tuple[str, str, str]] = set()
 
 
@@ -78,6 +91,12 @@ def load(name: str) -> Backend:
     if module is None or getattr(module.__spec__, "_initializing", False):
         module = importlib.import_module(path)
     return cast(Backend, module)
+
+
+def sampler(name: str) -> Sampler | None:
+    """A backend that draws sequences itself, or None when it does not."""
+    module = load(name)
+    return cast(Sampler, module) if hasattr(module, "sampled_loss") else None
 
 
 @functools.lru_cache(256)

@@ -7,26 +7,39 @@ of torch: `torch.set_num_threads` governs both.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastlin import _extension
+from fastlin._instruction_sets import instruction_set, instruction_sets, using
+from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
+
+__all__ = [
+    "gram",
+    "instruction_set",
+    "instruction_sets",
+    "loss",
+    "predict",
+    "predict_bwd",
+    "sample",
+    "sampled_loss",
+    "supports",
+    "using",
+]
 
 name = "cpu"
 traceable = False
 any_form = True
 checks_tasks = True
 
-_selected: str | None = None
 last_kernel: str | None = None
 """Instruction set, dtype and path of the last call, for tests and for the curious: "avx2 float32 streamed"."""
+last_sampler: str | None = None
+"""The same of the last batch that was drawn to be kept: "avx2 float32 sampled tokens"."""
 
 
 def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
@@ -38,38 +51,10 @@ def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str |
     return _extension.why_missing()
 
 
-def instruction_sets() -> tuple[str, ...]:
-    """Names of the instruction sets that are built in and run on this machine, best first."""
-    return tuple(label for label, runs_here in _C().instruction_sets() if runs_here)
-
-
-def instruction_set() -> str:
-    """The one that kernels run on."""
-    return _selected or _best()
-
-
-@contextmanager
-def using(label: str) -> Iterator[None]:
-    """Run the kernels on an instruction set by name, in this process.
-
-    Raises
-    ------
-    ValueError
-        When the machine does not have it.
-    """
-    global _selected
-    if label not in instruction_sets():
-        raise ValueError(f"instruction set {label!r} does not run here; wants one of {', '.join(instruction_sets())}")
-    before, _selected = _selected, label
-    try:
-        yield
-    finally:
-        _selected = before
-
-
 def predict(problem: Problem) -> Tensor:
     """Predictions yhat (R, B), or (B,) without R."""
-    yhat = problem.q.new_empty((*problem.front, problem.q.shape[0]))
+    _, q = problem.data
+    yhat = q.new_empty((*problem.front, q.shape[0]))
     _attention(problem, {"yhat": yhat})
     return yhat
 
@@ -91,6 +76,64 @@ def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tupl
     return value, per_task, grads
 
 
+def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+    """`loss` of sequences that the kernel draws and forgets."""
+    W, batch = problem.W, draw.batch
+    front = W.shape[:1] if W.ndim > 2 else ()
+    results = {"loss": W.new_empty(front), "per_task": W.new_empty((*front, problem.v.shape[-2]))}
+    results.update(_empty_gradients(problem, wants))
+    if batch <= _PIECE:
+        _attention(problem, results, weight=weight, draw=draw)
+    else:
+        _add_pieces(problem, results, weight, draw)
+    return results.pop("loss"), results.pop("per_task"), results
+
+
+_PIECE = 1 << 18
+"""Sequences that are drawn in one go: their tasks and order take 4 MB. A larger batch is summed up piece by piece."""
+
+
+def _add_pieces(problem: Problem, results: Gradients, weight: Tensor | None, draw: Draw) -> None:
+    batch = draw.batch
+    pieces = [draw.piece(first, min(_PIECE, batch - first)) for first in range(0, batch, _PIECE)]
+    counts = torch.zeros(draw.recipe.K, dtype=torch.int64)
+    task = torch.empty(_PIECE, dtype=torch.int64)
+    for piece in pieces:
+        size = piece.batch
+        _extension.loaded().sample_tasks(
+            instruction_set(), torch.get_num_threads(), piece.packed(), size, task.data_ptr()
+        )
+        counts += torch.bincount(task[:size], minlength=draw.recipe.K)
+    sums = {letter: torch.zeros_like(result, dtype=torch.float64) for letter, result in results.items()}
+    for piece in pieces:
+        _attention(problem, results, weight=weight, draw=piece, counts=counts, total=batch)
+        for letter, result in results.items():
+            sums[letter] += result
+    for letter, result in results.items():
+        result.copy_(sums[letter])
+
+
+def sample(draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
+    global last_sampler
+    B, m = draw.batch, draw.m
+    name = "float64" if dtype is torch.float64 else "float32"
+    # Buffers of numpy's: inside torch.func a tensor of torch's own may be a wrapper without memory.
+    shapes = ((B, m if is_gram else draw.n, m), (B, m), (B,))
+    arrays = [*(np.empty(shape, name) for shape in shapes), np.empty(B, np.int64)]
+    last_sampler = _extension.loaded().sample(
+        instruction_set(),
+        dtype is torch.float64,
+        torch.get_num_threads(),
+        draw.packed(),
+        B,
+        is_gram,
+        [array.ctypes.data for array in arrays],
+    )
+    x, q, y, task = map(torch.from_numpy, arrays)
+    return x, q, y, task
+
+
 def gram(z: Tensor) -> Tensor:
     """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
     global last_kernel
@@ -98,7 +141,7 @@ def gram(z: Tensor) -> Tensor:
     B = math.prod(front)
     tokens = _rows(z.reshape(B, n, m))
     G = z.new_empty(*front, m, m)
-    last_kernel = _C().gram(
+    last_kernel = _extension.loaded().gram(
         instruction_set(),
         z.dtype is torch.float64,
         torch.get_num_threads(),
@@ -117,29 +160,36 @@ def _attention(
     y: Tensor | None = None,
     weight: Tensor | None = None,
     gy: Tensor | None = None,
+    draw: Draw | None = None,
+    counts: Tensor | None = None,
+    total: int = 0,
 ) -> None:
     """Fill the results, each under its letter."""
     global last_kernel
     x, is_gram, q, task, p, A, C, W, v, h, scale, skips, see_query = problem
-    x, q = _rows(x), _rows(q)
-    B, m = q.shape
     layers = 0 if A is None else A.shape[1]
+    if draw is None:
+        x, q = map(_rows, problem.data)
+        B, n, strides = q.shape[0], x.shape[1], (x.stride(0), x.stride(1), q.stride(0))
+    else:
+        B, n, strides = draw.batch, draw.n, (0, 0, 0)
     # Copies live until the kernel has returned.
     inputs = [
         t if t is None or (t.is_contiguous() and _is_read_as_it_is(t)) else _plain(t)
-        for t in (task, p, A, C, W, v, h, y, weight, gy)
+        for t in (task, p, A, C, W, v, h, y, weight, gy, counts)
     ]
     R, H = (W.shape[0] if W.ndim > 2 else 1), (W.shape[1] if W.ndim > 3 else 1)
-    last_kernel = _C().attention(
-        _selected or _best(),
-        q.dtype is torch.float64,
+    last_kernel = _extension.loaded().attention(
+        instruction_set(),
+        W.dtype is torch.float64,
         torch.get_num_threads(),
-        (B, x.shape[1], m, v.shape[-2], 0 if p is None else p.shape[-2], R, H, layers),
-        (x.stride(0), x.stride(1), q.stride(0)),
+        (B, n, W.shape[-1], v.shape[-2], 0 if p is None else p.shape[-2], R, H, layers, total),
+        strides,
         (scale, skips[0], skips[min(1, layers)], skips[-1]),
         (is_gram, see_query),
         [0 if t is None else t.data_ptr() for t in (x, q, *inputs)],
         [results[letter].data_ptr() if letter in results else 0 for letter in _RESULTS],
+        None if draw is None else draw.packed(),
     )
 
 
@@ -169,14 +219,3 @@ def _is_read_as_it_is(tensor: Tensor) -> bool:
 def _plain(tensor: Tensor) -> Tensor:
     """A contiguous copy that is read as it is."""
     return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg().contiguous()
-
-
-@functools.cache
-def _best() -> str:
-    return instruction_sets()[0]
-
-
-def _C() -> ModuleType:
-    module = _extension.extension()
-    assert module is not None, _extension.why_missing()
-    return module

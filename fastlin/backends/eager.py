@@ -123,9 +123,10 @@ def _task_shares(task: Tensor | None, y: Tensor, tasks: int) -> Tensor:
 
 
 def _forward(problem: Problem) -> _Forward:
-    B, m = problem.q.shape
+    _, query = problem.data
+    B, m = query.shape
     R, H = problem.W.shape[:2]
-    q = problem.q[:, None].expand(B, R, m)
+    q = query[:, None].expand(B, R, m)
     v = _by_task(problem.v.permute(2, 0, 1, 3), problem.task, B)
     h = None if problem.h is None else _by_task(problem.h.transpose(0, 1), problem.task, B)
     P = None if problem.p is None else _by_task(problem.p.transpose(0, 1), problem.task, B)
@@ -185,12 +186,13 @@ def _reverse(problem: Problem, forward: _Forward, gy: Tensor, wants: str) -> Gra
 
     if "p" in wants and forward.P is not None:
         grads["p"] = _sum_over_tasks(pull(forward.P), problem.task, tasks).transpose(0, 1)
+    x, query = problem.data
     if "q" in wants:
         if problem.see_query:
-            qb = qb + pull(problem.q[:, None, None].expand(*qb.shape[:2], 1, -1))[:, :, 0]
+            qb = qb + pull(query[:, None, None].expand(*qb.shape[:2], 1, -1))[:, :, 0]
         grads["q"] = qb.sum(1)
     if Gb_all is not None:
-        grads["x"] = Gb_all if problem.is_gram else 2 * problem.x @ Gb_all
+        grads["x"] = Gb_all if problem.is_gram else 2 * x @ Gb_all
     return grads
 
 
@@ -225,8 +227,7 @@ def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
     Streaming the tokens costs 4 n m multiply-adds per vector and gradient, forming G costs n m^2 once and 2 m^2 per
     vector: G is formed when the R H vectors are more than m / 4.
     """
-    q = problem.q
-    z = problem.x
+    z, q = problem.data
     if problem.is_gram:
         G = _symmetric(z)
     elif 4 * vectors > z.shape[-1]:
@@ -252,8 +253,8 @@ def _matrix_context(G: Tensor) -> Apply:
 
 def _initial_gram(problem: Problem, P: Tensor | None, R: int) -> Tensor:
     """G of the first layer for each trial, (B, R, m, m)."""
-    q = problem.q
-    G = _symmetric(problem.x) if problem.is_gram else gram(problem.x)
+    x, q = problem.data
+    G = _symmetric(x) if problem.is_gram else gram(x)
     if problem.see_query:
         G = G + q[:, :, None] * q[:, None]
     G = G[:, None].expand(-1, R, -1, -1)

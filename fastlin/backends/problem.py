@@ -65,9 +65,10 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
-    x : Tensor
-        Tokens (B, n, m), or Gram matrices (B, m, m) when `is_gram`.
-    q : Tensor, shape (B, m)
+    x : Tensor or None
+        Tokens (B, n, m), or Gram matrices (B, m, m) when `is_gram`; None when the backend draws the sequences.
+    q : Tensor or None
+        (B, m); None when x is.
     task : Tensor or None
         (B,) int64; None when there is one task.
     p : Tensor or None
@@ -82,9 +83,9 @@ class Problem(NamedTuple):
         Factor rho of I in each of the L layers.
     """
 
-    x: Tensor
+    x: Tensor | None
     is_gram: bool
-    q: Tensor
+    q: Tensor | None
     task: Tensor | None
     p: Tensor | None
     A: Tensor | None
@@ -95,6 +96,13 @@ class Problem(NamedTuple):
     scale: float
     skips: tuple[float, ...]
     see_query: bool
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """The data x and q of a problem that has them."""
+        assert self.x is not None
+        assert self.q is not None
+        return self.x, self.q
 
     @property
     def tasks(self) -> int:

@@ -38,17 +38,17 @@ class Place(NamedTuple):
 
     def uniform(self, section: int, columns: int) -> Tensor:
         """Uniforms (batch, columns) of a section, float64."""
-        _check_room(columns, 4)
+        check_room(columns, 4)
         return random.uniform(self.batch, columns, **self._at(section), dtype=torch.float64)
 
     def normal(self, section: int, columns: int) -> Tensor:
         """Normals (batch, columns) of a section, float64."""
-        _check_room(columns, 4)
+        check_room(columns, 4)
         return random.normal(self.batch, columns, **self._at(section), dtype=torch.float64)
 
     def chi(self, freedom: list[int]) -> Tensor:
         """Chi variates (batch, len(freedom)) with these degrees of freedom, float64."""
-        _check_room(len(freedom) * chi.BLOCKS_PER_SLOT, 1)
+        check_room(len(freedom) * chi.BLOCKS_PER_SLOT, 1)
         return random.chi(self.batch, freedom, self._at(CHI))
 
     def _at(self, section: int) -> Coordinates:
@@ -61,7 +61,8 @@ class Place(NamedTuple):
         }
 
 
-def _check_room(draws: int, draws_per_block: int) -> None:
+def check_room(draws: int, draws_per_block: int) -> None:
+    """Raise ValueError when a section has no room for so many draws."""
     room = draws_per_block * BLOCKS_PER_SECTION
     if draws > room:
         raise ValueError(f"n: needs {draws} draws of one kind for a sequence, wants at most {room}")

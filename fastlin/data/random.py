@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlin import _extension
-from fastlin.backends import cpu
+from fastlin import _extension, _instruction_sets
 from fastlin.data import philox
 from fastlin.data.chi import chi as chi_oracle
 from fastlin.data.philox import Coordinates
@@ -97,7 +96,7 @@ def chi(batch: int, freedom: Sequence[int], at: Coordinates) -> torch.Tensor:
 
 def _machine() -> dict[str, Any]:
     """What a kernel runs on; the numbers do not depend on the threads."""
-    return {"instruction_set": cpu.instruction_set(), "threads": torch.get_num_threads()}
+    return {"instruction_set": _instruction_sets.instruction_set(), "threads": torch.get_num_threads()}
 
 
 def _fill(

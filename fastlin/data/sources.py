@@ -5,6 +5,7 @@ y = x'beta + noise, and gives the tokens z = [x; y] of the context, the query q 
 the tokens, their Gram matrix, drawn from its own distribution (`bartlett`). With a constant coordinate tokens are
 [1; x; y]. Everything about a sequence is a function of (seed, step, stream, i) alone, computed in float64 in a fixed
 order of operations and rounded once: a batch can be taken in any pieces, bit for bit. `place` has the layout of draws.
+Where the extension is there its kernels draw, in the dtype that is asked for; their numbers differ by rounding.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin.data import bartlett
+from fastlin import _extension
+from fastlin.backends import cpu
+from fastlin.backends.draw import Draw, Recipe, kernel_dtype
+from fastlin.data import bartlett, chi
 from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
-from fastlin.data.place import BETA, FEATURES, NOISE, QUERY, TASK, Place
+from fastlin.data.place import BETA, FEATURES, NOISE, QUERY, TASK, Place, check_room
 from fastlin.data.rows import apply_factor, dot, factor
 from fastlin.data.strata import balanced_tasks
 
@@ -77,9 +81,12 @@ class Source(ABC):
         task : Tensor (batch,), int64
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
+        return _rounded(self._sample(place, n, _default(dtype)), dtype, device)
+
+    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
+        """Tokens on the CPU, in `dtype` or in float64."""
         with torch.device("cpu"):
-            tokens = self._tokens(place, n)
-        return _rounded(tokens, dtype, device)
+            return self._tokens(place, n)
 
     @abstractmethod
     def _tokens(self, place: Place, n: int) -> Batch:
@@ -107,7 +114,7 @@ class LinearTasks(Source):
         self._feature_factor: Tensor | None = None
         if feature_cov is not None:
             self.feature_cov = check_covariances("feature_cov", feature_cov, (d, d))
-            self._feature_factor = factor(self.feature_cov)
+            self._feature_factor = factor(self.feature_cov).contiguous()
 
     def sample_gram(
         self,
@@ -135,11 +142,38 @@ class LinearTasks(Source):
         q, y, task
             The same as from `sample`, number for number.
         """
+        if _extension.extension() is None:
+            drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
+        else:
+            draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
+            drawn = cpu.sample(draw, True, kernel_dtype(_default(dtype)))
+        return _rounded(drawn, dtype, device)
+
+    def draw(self, batch: int, n: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0) -> Draw:
+        """The same sequences for a kernel that draws them itself."""
         place, n = check_place(batch, n, seed, step, stream, offset)
+        check_room((self.d + 1) * chi.BLOCKS_PER_SLOT, 1)
+        check_room(self.d * (self.d + 1), 4)
+        return Draw(self._recipe(), n, *place)
+
+    @abstractmethod
+    def _recipe(self) -> Recipe:
+        """The source in numbers."""
+
+    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
+        if _extension.extension() is None:
+            return super()._sample(place, n, dtype)
+        check_room(n * self.d, 4)
+        return cpu.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype))
+
+    def _gram_in_torch(self, place: Place, n: int) -> Batch:
+        """Gram matrices in float64 on the CPU, in torch operations: what the kernels must draw."""
         with torch.device("cpu"):
             task, beta, q, y = self._question(place)
-            G = bartlett.sample(place, n, beta, self._feature_factor, self.noise_std, self.bias)
-        return _rounded((G, q, y, task), dtype, device)
+            return bartlett.sample(place, n, beta, self._feature_factor, self.noise_std, self.bias), q, y, task
+
+    def _common(self) -> tuple[int, int, bool, float, Tensor | None]:
+        return self.d, self.K, self.bias, self.noise_std, self._feature_factor
 
     def _tokens(self, place: Place, n: int) -> Batch:
         task, beta, q, y = self._question(place)
@@ -212,10 +246,16 @@ class TaskMixture(LinearTasks):
             raise ValueError(f"weights: got {self.weights.tolist()} of sum {total}, wants numbers >= 0 of sum 1")
         super().__init__(d, noise_std, feature_cov, bias)
         self.K = K
-        self._factors = torch.stack([factor(covariance) for covariance in self.covariances])
+        self._factors = torch.stack([factor(covariance) for covariance in self.covariances]).contiguous()
         self._cumulative = self.weights.cumsum(0)
         self.stratify = stratify
         self._strata = balanced_tasks(self.weights) if stratify else None
+
+    def _recipe(self) -> Recipe:
+        cumulative = self._cumulative if self.K > 1 else None
+        return Recipe(
+            *self._common(), means=self.means, factors=self._factors, cumulative=cumulative, strata=self._strata
+        )
 
     def _task(self, place: Place) -> Tensor:
         if self._strata is not None:
@@ -246,6 +286,9 @@ class SphereTasks(LinearTasks):
         super().__init__(check_size("d", d), noise_std, feature_cov, bias)
         self.radius = check_number("radius", radius)
 
+    def _recipe(self) -> Recipe:
+        return Recipe(*self._common(), radius=self.radius)
+
     def _beta(self, place: Place, task: Tensor) -> Tensor:
         normals = place.normal(BETA, self.d)
         return normals * (self.radius / dot(normals, normals).sqrt())[:, None]
@@ -264,6 +307,9 @@ class FixedTask(LinearTasks):
     def __init__(self, theta: Any, noise_std: float = 0.0, feature_cov: Any = None, bias: bool = False) -> None:
         self.theta = check_array("theta", theta, ("d",))
         super().__init__(len(self.theta), noise_std, feature_cov, bias)
+
+    def _recipe(self) -> Recipe:
+        return Recipe(*self._common(), means=self.theta[None])
 
     def _beta(self, place: Place, task: Tensor) -> Tensor:
         return self.theta.expand(place.batch, self.d)
@@ -295,9 +341,13 @@ class PointSet(Source):
         return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(place.batch, dtype=torch.int64)
 
 
+def _default(dtype: torch.dtype | None) -> torch.dtype:
+    return torch.get_default_dtype() if dtype is None else dtype
+
+
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:
     """The batch in the caller's dtype and on its device; the task stays an integer."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    dtype = _default(dtype)
     device = torch.get_default_device() if device is None else device
     first, q, y = (t.to(dtype=dtype, device=device) for t in batch[:3])
     return first, q, y, batch[3].to(device=device)

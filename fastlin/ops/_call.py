@@ -1,7 +1,8 @@
 """One call of an op: from flat arguments to a backend's problem, and back to the caller's shapes.
 
-There are three ops, `predict`, `predict_bwd` and `loss`. Each takes the nine tensors of `LETTERS`, then its own
-extra arguments, then `Options`.
+There are three registered ops, `predict`, `predict_bwd` and `loss`. Each takes the nine tensors of `LETTERS`, then its
+own extra arguments, then `Options`. `sampled` is `loss` of sequences that the backend draws: without x, q and task, and
+with a `Draw` in place of y.
 """
 
 from __future__ import annotations
@@ -62,10 +63,8 @@ def parse(name: str, flat: Sequence[Any]) -> Arguments:
 
 def checked(given: Arguments) -> Arguments:
     """Check the numbers in the tensors; put K and the backend that serves into the options."""
-    x, _, task = given.tensors[:3]
-    assert x is not None
-    options = given.options
-    backend = backends.resolve(options.backend, options.op, x.device, x.dtype, x.shape[-1])
+    like, task, options = anchor(given.tensors), given.tensors[2], given.options
+    backend = backends.resolve(options.backend, options.op, like.device, like.dtype, like.shape[-1])
     tasks = options.tasks
     if tasks < 0 or not getattr(backends.load(backend), "checks_tasks", False):
         tasks = validation.task_indices(options.op, tasks, task)
@@ -98,12 +97,20 @@ def _have_memory(given: Arguments) -> bool:
     return all(t.numel() == 0 or t.data_ptr() != 0 for t in tensors)
 
 
+def anchor(tensors: Tensors) -> Tensor:
+    """The tensor that every call has: W or A. All others have its dtype and device, and m is its last size."""
+    A, W = tensors[PLACE["A"]], tensors[PLACE["W"]]
+    like = A if W is None else W
+    assert like is not None
+    return like
+
+
 def _named(given: Arguments) -> dict[str, Tensor | None]:
     """The tensors by the names that the caller knows."""
     first = "G" if is_gram(given.options) else "z"
     named = dict(zip((first, *LETTERS[1:]), given.tensors, strict=True))
     if len(given.extra) == len(EXTRA["loss"]):
-        named.update(y=given.extra[0], weight=given.extra[1])
+        named.update({"y": given.extra[0]} if isinstance(given.extra[0], Tensor) else {}, weight=given.extra[1])
     return named
 
 
@@ -116,11 +123,10 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
         predict: predictions (B,), or (R, B) with trials. predict_bwd: gradients of the wanted letters. loss: loss ()
         or (R,), per-task losses (K,) or (R, K), then gradients of loss for the wanted letters.
     """
-    q = given.tensors[1]
-    assert q is not None
-    if torch.is_autocast_enabled(q.device.type):
+    device = anchor(given.tensors).device.type
+    if torch.is_autocast_enabled(device):
         # Reduced precision would be silent here: a result has the precision of its inputs.
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             return compute(name, given)
     backend = backends.load(given.options.backend)
     call = _Call(given, getattr(backend, "any_form", False))
@@ -140,7 +146,12 @@ def _ask(backend: backends.Backend, name: str, call: _Call, given: Arguments) ->
         gy = given.extra[0][None] if call.adds_trial else given.extra[0]
         return call.outer(backend.predict_bwd(call.problem, gy, inner), wants)
     y, weight, _ = given.extra
-    value, per_task, grads = backend.loss(call.problem, y, weight, inner)
+    if name == "sampled":
+        sampler = backends.sampler(given.options.backend)
+        assert sampler is not None
+        value, per_task, grads = sampler.sampled_loss(call.problem, y, weight, inner)
+    else:
+        value, per_task, grads = backend.loss(call.problem, y, weight, inner)
     return [call.from_trials(value), call.from_trials(per_task), *call.outer(grads, wants)]
 
 
@@ -163,8 +174,6 @@ class _Call:
 
     def __init__(self, given: Arguments, any_form: bool) -> None:
         x, q, task, p, A, C, W, v, h = self.given = given.tensors
-        assert x is not None
-        assert q is not None
         options = given.options
         # Without K nothing but the per-task losses depends on the task: one shared head, no prompt.
         tasks = max(options.tasks, 1)

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastlin import backends
 from fastlin.backends import eager
+from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Options
 from fastlin.ops import _call
 from fastlin.ops._call import LETTERS, PLACE, Arguments, Tensors
@@ -35,6 +37,22 @@ def loss(tensors: Tensors, y: Tensor, weight: Tensor | None, options: Options) -
     # The forward pass makes the gradients of the parameters, if they alone are differentiated.
     wants = "" if "x" in asked or "q" in asked else asked
     results = _dispatch("loss", Arguments(tensors, (y, weight, wants), options), asked)
+    return results[0], results[1]
+
+
+def sampled_loss(tensors: Tensors, draw: Draw, weight: Tensor | None, options: Options) -> tuple[Tensor, Tensor] | None:
+    """Loss and per-task losses of sequences that the backend draws; None when it does not do that, or not now."""
+    asked = differentiated(LETTERS, tensors)
+    way = path(_call.anchor(tensors), bool(asked), options.backend, options.check_finite)
+    if way is not Path.FUNCTION and way is not Path.DIRECT:
+        return None
+    given = _call.checked(Arguments(tensors, (draw, weight, asked), options))
+    if backends.sampler(given.options.backend) is None:
+        return None
+    if way is Path.DIRECT:
+        results: Sequence[Tensor] = _call.compute("sampled", given)
+    else:
+        results = _apply_sampled(*[tensors[PLACE[letter]] for letter in asked], asked, given)
     return results[0], results[1]
 
 
@@ -158,6 +176,12 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
     all_made = ctx.made == ctx.letters or set(_needed(ctx)) <= set(ctx.made)
     if g_loss is not None and g_per_task is None and all_made and not torch.is_grad_enabled():
         return _in_order(ctx, ctx.made, _scaled(grads, g_loss))
+    draw = getattr(ctx, "draw", None)
+    if draw is not None:
+        sampler = backends.sampler(ctx.options.backend)
+        assert sampler is not None
+        x, q, y, task = sampler.sample(draw, True, _call.anchor(tensors).dtype)
+        tensors = (x, q, task, *tensors[3:])
     if torch.is_grad_enabled():
         yhat = _call.compute("predict", Arguments(tensors, (), ctx.options._replace(backend="eager")))[0]
     else:
@@ -252,6 +276,22 @@ class _PlainLoss(torch.autograd.Function):
     backward = staticmethod(_loss_backward)
 
 
+class _SampledLoss(torch.autograd.Function):
+    """`_PlainLoss` of sequences that the backend draws: again, when the backward needs them."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        *_, asked, given = args
+        value, per_task, *grads = _call.compute("sampled", given)
+        draw, weight, wants = given.extra
+        _loss_save(ctx, asked, Arguments(given.tensors, (None, weight, wants), given.options), grads)
+        ctx.draw = draw
+        return value, per_task
+
+    backward = staticmethod(_loss_backward)
+
+
+_apply_sampled: Callable[..., Any] = _SampledLoss.apply
 _apply_predict: Callable[..., Any] = _Predict.apply
 _apply_loss: Callable[..., Any] = _Loss.apply
 

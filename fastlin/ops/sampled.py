@@ -1,20 +1,26 @@
 """The ops that draw their own data from a task source: nothing about a sequence is given, or kept.
 
 A sequence enters a model through its Gram matrix and its query alone, and a task source draws both without drawing
-tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A source that gives only tokens gives these.
+tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A backend that can draws them in its kernel, uses
+each for all trials and forgets it; otherwise the source draws a batch. A source that gives only tokens gives these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from fastlin import reference, validation
 from fastlin.ops import _register
+from fastlin.ops._call import trials_of
 from fastlin.ops.functional import Weight, in_order
+
+Stream = int | str | Sequence[int]
 
 
 class Source(Protocol):
@@ -29,7 +35,7 @@ class Source(Protocol):
         """Number of tasks."""
 
     def sample(self, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """z, q, y, task; a source that can has `sample_gram` besides, with G in place of z."""
+        """z, q, y, task. A source that can has `sample_gram` besides, with G in place of z, and `draw` for kernels."""
 
 
 def sampled_loss(
@@ -42,7 +48,7 @@ def sampled_loss(
     *,
     seed: int,
     step: int,
-    stream: int = 0,
+    stream: Stream = 0,
     offset: int = 0,
     weight: Weight = None,
     scale: float = 1.0,
@@ -60,8 +66,11 @@ def sampled_loss(
         Context length and number of sequences.
     p, W, v : Tensor
         As in `prompt_loss`; the data have their dtype and device.
-    seed, step, stream, offset : int
+    seed, step, offset : int
         Which sequences: they depend on these and on nothing else, and a batch can be taken in pieces by `offset`.
+    stream : int, "trial" or sequence of int
+        An integer is the stream of all trials, which share their data. With "trial" trial r draws its own data from
+        stream r; with R integers, from those.
     weight, scale, see_query, backend, check_finite
         As in `prompt_loss`.
 
@@ -90,7 +99,7 @@ def sampled_stack_loss(
     *,
     seed: int,
     step: int,
-    stream: int = 0,
+    stream: Stream = 0,
     offset: int = 0,
     weight: Weight = None,
     scale: float = 1.0,
@@ -126,7 +135,7 @@ def _loss(
     n: int,
     batch: int,
     parameters: Mapping[str, Any],
-    place: Mapping[str, int],
+    place: Mapping[str, Any],
     weight: Weight,
     backend: str,
     check_finite: bool,
@@ -144,15 +153,75 @@ def _loss(
         known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
         **model,
     )
+    if not hasattr(place["stream"], "__index__") or isinstance(place["stream"], Tensor):
+        return _own_data(op, mix, n, batch, parameters, place, weight, backend, check_finite, model)
     like = next(t for name, t in parameters.items() if name in "WA")
     if backend == "reference":
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
+    if hasattr(mix, "draw"):
+        tensors = in_order({"z": None, "q": None, "task": None}, parameters)
+        drawn = _register.sampled_loss(tensors, mix.draw(batch, n, **place), weight, options)
+        if drawn is not None:
+            return drawn
     x, q, y, task = _untraced_draw(mix, batch, n, **place, dtype=like.dtype, device=like.device)
     name = "G" if hasattr(mix, "sample_gram") else "z"
     if name == "z":
         options = options._replace(op="prompt_loss" if op == "sampled_loss" else "stack_loss")
     return _register.loss(in_order({name: x, "q": q, "task": task}, parameters), y, weight, options)
+
+
+def _own_data(
+    op: str,
+    mix: Source,
+    n: int,
+    batch: int,
+    parameters: Mapping[str, Any],
+    place: Mapping[str, Any],
+    weight: Weight,
+    backend: str,
+    check_finite: bool,
+    model: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Loss (R,) and per-task losses (R, K) with a stream for each trial."""
+    R = trials_of(in_order({"z": None, "q": None, "task": None}, parameters))
+    streams = _streams(op, place["stream"], R)
+    apart = {name: [None] * len(streams) if t is None else t.split(1) for name, t in parameters.items()}
+    trials = [
+        _loss(
+            op,
+            mix,
+            n,
+            batch,
+            {name: parts[r] for name, parts in apart.items()},
+            {**place, "stream": stream},
+            weight,
+            backend,
+            check_finite,
+            model,
+        )
+        for r, stream in enumerate(streams)
+    ]
+    losses, per_task = zip(*trials, strict=True)
+    return torch.cat(losses), torch.cat(per_task)
+
+
+def _streams(op: str, stream: Any, R: int | None) -> list[int]:
+    """The stream of each of R trials."""
+    wants = 'wants an integer, "trial", or an integer for each of the R trials'
+    if R is None:
+        raise ValueError(f"{op}: stream is {stream!r}, but the parameters have no trials; wants an integer")
+    if isinstance(stream, str):
+        if stream != "trial":
+            raise ValueError(f"{op}: stream is {stream!r}; {wants}")
+        return list(range(R))
+    try:
+        streams = [operator.index(entry) for entry in stream]
+    except TypeError:
+        raise TypeError(f"{op}: stream is {stream!r}; {wants}") from None
+    if len(streams) != R:
+        raise ValueError(f"{op}: stream has {len(streams)} entries, but the parameters have R = {R} trials; {wants}")
+    return streams
 
 
 def _draw(mix: Any, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 
 import fastlin as fl
+from fastlin.data.checks import check_place
 from fastlin.data.place import Place
 
 DOUBLE = torch.float64
@@ -58,7 +59,15 @@ def statistics(G, q, y, forms, has_remainder):
     return torch.cat(parts, 1).numpy()
 
 
-def smallest_p(source, n, seed=11):
+def by_kernel(source, n, seed, dtype=DOUBLE):
+    return [t.to(DOUBLE) for t in source.sample_gram(B, n, seed=seed, stream=1, dtype=dtype)[:3]]
+
+
+def in_torch(source, n, seed):
+    return source._gram_in_torch(check_place(B, n, seed, 0, 1, 0)[0], n)[:3]
+
+
+def smallest_p(source, n, seed=11, draw=by_kernel):
     """Smallest p-value over all tests, times their number."""
     m = source.m
     generator = torch.Generator().manual_seed(7)
@@ -66,7 +75,7 @@ def smallest_p(source, n, seed=11):
     z, q, y, _ = source.sample(B, n, seed=seed, stream=0, dtype=DOUBLE)
     has_remainder = source.noise_std > 0 and n > m - 1
     tokens = statistics(fl.gram(z), q, y, forms, has_remainder)
-    G, q, y, _ = source.sample_gram(B, n, seed=seed, stream=1, dtype=DOUBLE)
+    G, q, y = draw(source, n, seed)
     drawn = statistics(G, q, y, forms, has_remainder)
     varies = tokens.std(0) > 1e-9 * (1 + np.abs(tokens).max(0))
     np.testing.assert_allclose(drawn[:, ~varies], tokens[:, ~varies], atol=1e-9)
@@ -111,7 +120,7 @@ def test_a_wrong_degree_of_freedom_is_seen(name, n, slot, shift, monkeypatch):
         return right(self, [k + shift * (i == slot) for i, k in enumerate(freedom)])
 
     monkeypatch.setattr(Place, "chi", wrong)
-    assert smallest_p(SOURCES[name], n) < LEVEL
+    assert smallest_p(SOURCES[name], n, draw=in_torch) < LEVEL
 
 
 def test_a_lost_normal_is_seen(monkeypatch):
@@ -124,7 +133,7 @@ def test_a_lost_normal_is_seen(monkeypatch):
         return out
 
     monkeypatch.setattr(Place, "normal", wrong)
-    assert smallest_p(SOURCES["mixture"], 4) < LEVEL
+    assert smallest_p(SOURCES["mixture"], 4, draw=in_torch) < LEVEL
 
 
 def test_rank_and_exact_identities():

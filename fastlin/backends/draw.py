@@ -1,0 +1,78 @@
+"""What a kernel needs to draw sequences itself: a task source in numbers, and a place in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Recipe(NamedTuple):
+    """A source of linear tasks, y = x'beta + noise. Arrays are float64, contiguous, on the CPU.
+
+    Attributes
+    ----------
+    d, K : int
+    bias : bool
+    noise_std : float
+    feature_factor : Tensor (d, d) or None
+        F with F F' the features' covariance.
+    means : Tensor (K, d) or None
+        Means of beta; None puts it on the sphere of `radius`.
+    factors : Tensor (K, d, d) or None
+        Factors of the covariances of beta; None with means: beta is the mean.
+    cumulative : Tensor (K,) or None
+        Sums of the tasks' probabilities; None for one task.
+    strata : Tensor (P,) int64 or None
+        Tasks of sequences 0 to P - 1, which repeat, in place of random ones.
+    radius : float
+    """
+
+    d: int
+    K: int
+    bias: bool
+    noise_std: float
+    feature_factor: Tensor | None
+    means: Tensor | None = None
+    factors: Tensor | None = None
+    cumulative: Tensor | None = None
+    strata: Tensor | None = None
+    radius: float = 0.0
+
+
+class Draw(NamedTuple):
+    """Sequences of a source: `batch` of them from `offset` on, of n tokens, of one stream at one step of one seed."""
+
+    recipe: Recipe
+    n: int
+    batch: int
+    seed: int
+    step: int
+    stream: int
+    offset: int
+
+    @property
+    def m(self) -> int:
+        """Token width."""
+        return self.recipe.d + 1 + int(self.recipe.bias)
+
+    def piece(self, first: int, batch: int) -> Draw:
+        """`batch` of its sequences from the `first` on."""
+        return self._replace(batch=batch, offset=(self.offset + first) % (1 << 64))
+
+    def packed(self) -> tuple[Any, ...]:
+        """As the extension takes it; the addresses are good while this object lives."""
+        recipe = self.recipe
+        arrays = (recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor)
+        return (
+            (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
+            (recipe.radius, recipe.noise_std),
+            [0 if array is None else array.data_ptr() for array in arrays],
+            (self.seed, self.offset, self.step, self.stream),
+        )
+
+
+def kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that kernels draw in for one that is asked for."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float64
