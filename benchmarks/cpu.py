@@ -14,6 +14,7 @@ import fastlin as fl
 from benchmarks import machine, report
 from benchmarks.cases import Shape
 from benchmarks.rows import Entrant, Race, Ratio, Result, Row, Session, Within, Workspace
+from benchmarks.sampled import Normals, SampledMemory, SampledRace
 from benchmarks.sweep import Sweep
 from benchmarks.timing import ColdCache
 
@@ -127,6 +128,42 @@ ROWS: tuple[Row, ...] = (
         calls=200,
         batch=1,
     ),
+    SampledRace(
+        "sampled",
+        "data + loss + gradients, R = 1, n = 50",
+        {"op": Shape("sampled_loss", n=50)},
+        {"eager": True, "compiled": True},
+        (faster(40, "eager"), faster(20, "compiled")),
+    ),
+    SampledRace(
+        "sampled-trials",
+        "data + loss + gradients, R = 50, n = 50",
+        {"op": Shape("sampled_loss", n=50, R=50)},
+        {"eager": True, "JAX": False},
+        (
+            Within("op", 6e-3, peak=100e9),
+            Ratio("eager", "op", ">=", 400 / 50, "eager of one trial, which is 400x per trial"),
+            Ratio("JAX", "op", ">=", 25, "JAX (jit, scan, vmap, Gram form)"),
+        ),
+    ),
+    SampledRace(
+        "sampled-n",
+        "data + loss + gradients, n = 1000 against n = 20",
+        {"op": Shape("sampled_loss", n=20), "op, n = 1000": Shape("sampled_loss", n=1000)},
+        {},
+        (Ratio("op, n = 1000", "op", "<=", 1.15, "n = 20"),),
+        rounds=40,
+    ),
+    SampledRace(
+        "sampled-stack",
+        "sampled_stack_loss + gradients, L = 3, n = 50",
+        {"op": Shape("sampled_stack_loss", n=50, L=3)},
+        {"eager": True, "eager, linear": True},
+        (faster(100, "eager"), faster(None, "eager, linear")),
+        rounds=9,
+    ),
+    Normals("normals", 1.2e-9),
+    SampledMemory("sampled-memory", Shape("sampled_loss", n=100), 64_000_000),
 )
 
 

@@ -14,12 +14,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from benchmarks import cases, peers
+from benchmarks import cases, peers, sampled_peers
 from benchmarks.cases import Shape
 
 
@@ -50,15 +50,25 @@ def measure(shape: Shape, backend: str, threads: int) -> int:
 
 def growth(shape: Shape, backend: str) -> int:
     """Bytes by which this process grows during one call with gradients, less its outputs."""
-    case = cases.make(shape)
-    loss = peers.op(shape.op, backend)
-    case.head(4).step(loss)()
+    if shape.op.startswith("sampled"):
+        first, step = (_sampled(replace(shape, B=B), backend) for B in (4, shape.B))
+    else:
+        case = cases.make(shape)
+        loss = peers.op(shape.op, backend)
+        first, step = case.head(4).step(loss), case.step(loss)
+    first()
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    results = case.step(loss)()
+    results = step()
     peak = _status("VmHWM")
     return max(peak - before - sum(x.nbytes for x in results), 0)
+
+
+def _sampled(shape: Shape, backend: str) -> sampled_peers.Step:
+    """A call that draws its data."""
+    model = cases.make(replace(shape, op="prompt_loss", B=1))
+    return sampled_peers.op(shape, model.parameters, backend)
 
 
 def _status(field: str) -> int:

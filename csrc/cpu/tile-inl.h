@@ -93,7 +93,7 @@ struct Tile {
     }
   }
 
-  // sums[i] += the sum over lanes of entry i: V::size entries at a time, transposed and added in pairs.
+  // sums[i] += the sum over lanes of entry i: V::size entries at a time.
   static void add_sums(const T* tile, std::int64_t count, double* sums) {
     std::int64_t i = 0;
     for (; i + N <= count; i += N) {
@@ -112,13 +112,7 @@ struct Tile {
     V r[N];
     FASTLIN_UNROLL
     for (int j = 0; j < N; ++j) r[j] = j < count ? at(tile, j) : V::zero();
-    V::transpose(r);
-    FASTLIN_UNROLL
-    for (int step = 1; step < N; step *= 2) {
-      FASTLIN_UNROLL
-      for (int j = 0; j + step < N; j += 2 * step) r[j] = r[j] + r[j + step];
-    }
-    return r[0];
+    return V::sums(r);
   }
 };
 

@@ -58,6 +58,7 @@ struct Vec {
     load_columns_by_transpose(rows, offset, r);
   }
   static void transpose(Vec (&r)[size]) { transpose_by_zips(r); }
+  static Vec sums(Vec (&r)[size]) { return sums_by_zips(r); }
 };
 
 #include "testing/vec_portable_words.h"

@@ -42,6 +42,23 @@ struct Vec<float> {
     }
   }
 
+  // Lane i is the sum of r[i].
+  FASTLIN_INLINE static Vec sums(Vec (&r)[8]) {
+    __m256 u[4], w[2];
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const __m256 a = r[2 * i].x, b = r[2 * i + 1].x;
+      u[i] = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    }
+    FASTLIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __m256 a = u[2 * i], b = u[2 * i + 1];
+      w[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    }
+    return {
+        _mm256_add_ps(_mm256_permute2f128_ps(w[0], w[1], 0x20), _mm256_permute2f128_ps(w[0], w[1], 0x31))};
+  }
+
   FASTLIN_INLINE static void transpose(Vec (&r)[8]) {
     __m256 u[8], w[8];
     FASTLIN_UNROLL
@@ -104,6 +121,11 @@ struct Vec<double> {
     r[1].x = _mm256_unpackhi_pd(u[0], u[1]);
     r[2].x = _mm256_unpacklo_pd(u[2], u[3]);
     r[3].x = _mm256_unpackhi_pd(u[2], u[3]);
+  }
+
+  FASTLIN_INLINE static Vec sums(Vec (&r)[4]) {
+    const __m256d a = _mm256_hadd_pd(r[0].x, r[1].x), b = _mm256_hadd_pd(r[2].x, r[3].x);
+    return {_mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31))};
   }
 
   FASTLIN_INLINE static void transpose(Vec (&r)[4]) {

@@ -49,6 +49,7 @@ struct Vec<float> {
     }
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static Vec sums(Vec (&r)[16]) { return sums_by_zips(r); }
 
  private:
   // Masked forms with every lane: the others start from a value that GCC 12 warns is not initialised.
@@ -99,6 +100,7 @@ struct Vec<double> {
     load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static Vec sums(Vec (&r)[8]) { return sums_by_zips(r); }
 
  private:
   static __mmask8 first(int count) { return static_cast<__mmask8>(count >= 8 ? 0xffu : (1u << count) - 1u); }

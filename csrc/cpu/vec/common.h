@@ -14,6 +14,22 @@ FASTLIN_INLINE void transpose_by_zips(V (&r)[N]) {
   }
 }
 
+// Lane i of the result is the sum of r[i]: each round adds the halves of two vectors, size - 1 times two zips
+// where a transpose takes size / 2 * log2(size).
+template <class V, int N>
+FASTLIN_INLINE V sums_by_zips(V (&r)[N]) {
+  FASTLIN_UNROLL
+  for (int half = N / 2; half >= 1; half /= 2) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < half; ++i) {
+      V low, high;
+      V::zip(r[i], r[i + half], low, high);
+      r[i] = low + high;
+    }
+  }
+  return r[0];
+}
+
 // r[j] = element j of each row.
 template <class V, int N, class T>
 FASTLIN_INLINE void load_columns_by_transpose(const T* const* rows, std::int64_t offset, V (&r)[N]) {

@@ -32,6 +32,7 @@ struct Vec<float> {
     load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[4]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static Vec sums(Vec (&r)[4]) { return sums_by_zips(r); }
 };
 
 inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {vaddq_f32(a.x, b.x)}; }
@@ -66,6 +67,7 @@ struct Vec<double> {
     load_columns_by_transpose(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[2]) { transpose_by_zips(r); }
+  FASTLIN_INLINE static Vec sums(Vec (&r)[2]) { return sums_by_zips(r); }
 };
 
 inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return {vaddq_f64(a.x, b.x)}; }

@@ -26,6 +26,7 @@ struct Vec {
     r[0] = load(rows[0] + offset);
   }
   FASTLIN_INLINE static void transpose(Vec (&)[1]) {}
+  FASTLIN_INLINE static Vec sums(Vec (&r)[1]) { return r[0]; }
 };
 
 #include "cpu/vec/scalar_words.h"

@@ -1,0 +1,207 @@
+"""Rows of the table for the ops that draw their data: time, memory, and what a normal costs.
+
+Contenders draw other numbers, so that they are checked by what does not depend on them: the op against eager on the
+data that it drew, in float64, and every peer's loss against the op's, both averaged over calls, in standard errors.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastlin as fl
+from benchmarks import cases, sampled_peers, workspace
+from benchmarks.cases import Shape
+from benchmarks.checks import WrongResultError
+from benchmarks.rows import Line, Ratio, Result, Session, Verdict, Within, in_units
+from benchmarks.sampled_peers import Step
+from benchmarks.timing import Contender, interleave
+from fastlin import _extension
+
+JAX_STEPS = 4
+CHECKS = 10
+ALLOWED_ERRORS = 8.0
+"""Standard errors by which the mean losses of `CHECKS` calls may differ: t with 18 degrees of freedom, once in 10^6."""
+
+PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Step], int]] = {
+    "eager": (sampled_peers.eager, 1),
+    "compiled": (partial(sampled_peers.eager, compiled=True), 1),
+    "eager, linear": (partial(sampled_peers.eager, model=sampled_peers.linear_stack_on_tokens), 1),
+    "JAX": (partial(sampled_peers.jax_gram, steps=JAX_STEPS), JAX_STEPS),
+}
+"""Peers by name, with the steps of one call."""
+
+
+@dataclass(frozen=True)
+class SampledRace:
+    """A row that times the op, at several shapes, against peers.
+
+    Attributes
+    ----------
+    name, work : str
+        For the command line; for the table.
+    shapes : mapping
+        Of the op's entrants, by their name; the first is "op", and the peers have its shape.
+    peers : mapping
+        Names of the peers, each with whether it runs the trials one by one: it then has no R.
+    bars : tuple
+    """
+
+    name: str
+    work: str
+    shapes: Mapping[str, Shape]
+    peers: Mapping[str, bool]
+    bars: tuple[Ratio | Within, ...]
+    rounds: int = 15
+
+    def run(self, session: Session) -> Result:
+        """Check, time, and compare with the bars."""
+        result = Result(self.name)
+        session.progress(f"{self.name}: checks")
+        contenders: list[Contender] = []
+        first = replace(self.shapes["op"], B=session.batch)
+        mean_of_op: tuple[float, float] | None = None
+        for label in (*self.shapes, *self.peers):
+            try:
+                if label in self.shapes:
+                    shape = replace(self.shapes[label], B=session.batch)
+                    result.errors[label] = check_op(shape, session.backend)
+                    call = sampled_peers.op(shape, parameters(shape), session.backend)
+                    mean_of_op = mean_of_op or mean_loss(call, shape.R or 1)
+                else:
+                    call = self._peer(label, first, mean_of_op)
+            except Exception as error:  # whatever keeps a contender from running is what its line says
+                result.failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+                result.wrong |= isinstance(error, WrongResultError)
+                continue
+            contenders.append(Contender(label, call, every=1 if session.quick or label in self.shapes else 3))
+        timings = interleave(
+            contenders,
+            2 if session.quick else self.rounds,
+            session.reset,
+            seconds=60.0,
+            progress=lambda done, of: session.progress(f"{self.name}: round {done} of {of}"),
+        )
+        for label, timing in timings.items():
+            steps = PEERS[label][1] if label in PEERS else 1
+            result.timings[label] = replace(timing, seconds=tuple(s / steps for s in timing.seconds))
+        session.limits.again(1 if session.quick else 7)
+        result.lines = [bar.line(self.work, result, first, session.limits) for bar in self.bars]
+        return result
+
+    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None) -> Step:
+        """A peer's step, when its mean loss is the op's; one that runs trials one by one has the first trial."""
+        values, make = parameters(shape), PEERS[label][0]
+        if self.peers[label] and shape.R is not None:
+            return make(replace(shape, R=None), {name: x[0].detach().requires_grad_() for name, x in values.items()})
+        torch.manual_seed(0)
+        step = make(shape, values)
+        if mean_of_op is not None:
+            agree(mean_loss(step, shape.R or 1), mean_of_op)
+        return step
+
+
+def parameters(shape: Shape) -> dict[str, Tensor]:
+    """Parameters of the same size as in the other rows; the data of a case are not used."""
+    op = "stack_loss" if shape.op == "sampled_stack_loss" else "prompt_loss"
+    return cases.make(replace(shape, op=op, B=1)).parameters
+
+
+def check_op(shape: Shape, backend: str) -> dict[str, float]:
+    """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws.
+
+    Raises
+    ------
+    WrongResultError
+        When it is above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
+    """
+    mix, leaves = sampled_peers.source(shape), list(parameters(shape).values())
+    truth_op = fl.gram_stack_loss if shape.op == "sampled_stack_loss" else fl.gram_loss
+    place: dict[str, Any] = {"seed": 1, "step": 5}
+    loss, _ = getattr(fl, shape.op)(mix, shape.n, shape.B, *leaves, **place, backend=backend)
+    found = (loss, *torch.autograd.grad(loss.sum(), leaves))
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    data = mix.sample_gram(shape.B, shape.n, **place, dtype=torch.float64)
+    true_loss, _ = truth_op(*data, *doubles, backend="eager")
+    truth = (true_loss, *torch.autograd.grad(true_loss.sum(), doubles))
+    names = ("loss", *(f"gradient {i}" for i in range(len(leaves))))
+    errors = {
+        name: float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
+        for name, a, b in zip(names, found, truth, strict=True)
+    }
+    wrong = {name: error for name, error in errors.items() if not error < 1e-3}
+    if wrong:
+        raise WrongResultError(f"relative errors {wrong}")
+    return errors
+
+
+def mean_loss(call: Step, trials: int) -> tuple[float, float]:
+    """Mean loss of a trial over `CHECKS` calls, and its standard error."""
+    losses = [float(call()[0]) / trials for _ in range(CHECKS)]
+    return statistics.fmean(losses), statistics.stdev(losses) / CHECKS**0.5
+
+
+def agree(found: tuple[float, float], expected: tuple[float, float]) -> None:
+    """Raise WrongResultError unless two mean losses agree."""
+    error = (found[1] ** 2 + expected[1] ** 2) ** 0.5
+    if not abs(found[0] - expected[0]) <= ALLOWED_ERRORS * error:
+        means = f"mean loss {found[0]:.5g}, the op's is {expected[0]:.5g}"
+        raise WrongResultError(f"{means}; standard error {error:.1g}")
+
+
+@dataclass(frozen=True)
+class Normals:
+    """A row that times normals on one thread, written to a buffer that stays in the cache."""
+
+    name: str
+    limit: float
+
+    def run(self, session: Session) -> Result:
+        """Best of many short stretches."""
+        result = Result(self.name)
+        out = torch.empty(512, 64)
+        fill = _extension.loaded().fill_normal
+        set_name = fl.info()["instruction_set"]
+        best = float("inf")
+        for step in range(20 if session.quick else 2000):
+            start = time.perf_counter()
+            fill(out.data_ptr(), *out.shape, "float32", 1, step, 0, 0, 0, instruction_set=set_name, threads=1)
+            best = min(best, time.perf_counter() - start)
+        if not abs(float(out.std()) - 1) < 0.05:
+            raise RuntimeError(f"normals of standard deviation {float(out.std()):.3g}")
+        each = best / out.numel()
+        verdict: Verdict = "ok" if each <= self.limit else "misses"
+        bar = f"<= {1e9 * self.limit:g} ns each per core"
+        measured = f"{1e9 * each:.2f} ns (fill_normal, float32, 128 KB, best of many)"
+        result.lines = [Line("normals", measured, bar, verdict, each, self.limit)]
+        return result
+
+
+@dataclass(frozen=True)
+class SampledMemory:
+    """A row that measures the memory of a call with many sequences; its B is ten times the session's `memory_batch`."""
+
+    name: str
+    shape: Shape
+    limit: int
+
+    def run(self, session: Session) -> Result:
+        """Measure in a fresh process."""
+        result = Result(self.name)
+        shape = replace(self.shape, B=10 * session.memory_batch)
+        session.progress(f"{self.name}: a process of its own")
+        start = time.monotonic()
+        found = workspace.measure(shape, session.backend, session.threads)
+        work = f"{shape.op}, B = {shape.B:,}, n = {shape.n}, in one call"
+        verdict: Verdict = "ok" if found <= self.limit else "misses"
+        measured = f"{found / 1e6:.1f} MB, {in_units(time.monotonic() - start)} with the start of the process"
+        bar = f"<= {self.limit / 1e6:g} MB"
+        result.lines = [Line(work, measured, bar, verdict, found / 1e6, self.limit / 1e6)]
+        return result
