@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import cases, checks, cpu, machine, peers, rows, timing, trend, workspace
+from benchmarks import cases, checks, cpu, machine, peers, rows, sampled, timing, trend, workspace
 from benchmarks.cases import Shape
 
 SMALL = Shape(B=40, n=6, m=5)
@@ -21,10 +21,15 @@ NAMES = [row.name for row in cpu.ROWS]
 def no_compiler(monkeypatch):
     """torch.compile fails as it does where there is no C++ compiler; it would also take most of the test's time."""
 
-    def fail():
+    def fail(*arguments):
         raise RuntimeError("no compiler\nand a long story")
 
-    monkeypatch.setattr(peers, "compiled_query_row", lambda: lambda *arguments: fail())
+    def missing(*arguments):
+        raise ModuleNotFoundError("No module named 'jax'")
+
+    monkeypatch.setattr(peers, "compiled_query_row", lambda: fail)
+    monkeypatch.setitem(sampled.PEERS, "compiled", (fail, 1))
+    monkeypatch.setitem(sampled.PEERS, "JAX", (missing, 1))
 
 
 @pytest.fixture
@@ -91,7 +96,11 @@ def test_a_run_writes_all_rows(tmp_path, capsys, no_compiler, restored_threads):
             first, third = timed["quartiles"]
             assert 0 < first <= timed["median"] <= third
     unmeasured = [line for row in found.values() for line in row["lines"] if line["verdict"] == "not measured"]
-    assert [line["measured"] for line in unmeasured] == ["compiled query row: RuntimeError: no compiler"]
+    assert [line["measured"] for line in unmeasured] == [
+        "compiled query row: RuntimeError: no compiler",
+        "compiled: RuntimeError: no compiler",
+        "JAX: ModuleNotFoundError: No module named 'jax'",
+    ]
     assert record["limits"]["flops_per_core"] > 0
     assert record["settings"]["batch"] == 16
     assert [detail["m"] for detail in found["widths"]["details"]] == [3, 5, 12, 13, 16, 70]
