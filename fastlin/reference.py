@@ -284,11 +284,15 @@ def sampled_loss(
     *,
     seed: int,
     step: int,
-    stream: int = 0,
+    stream: Any = 0,
     offset: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Loss and per-task losses of one layer on the sequences that `mix` draws; arguments as `fastlin.sampled_loss`."""
+    streams = validation.streams("sampled_loss", stream, W.shape[0] if W.ndim > 2 else None)
+    if streams is not None:
+        at = {"seed": seed, "step": step, "offset": offset, **options}
+        return _own_data(sampled_loss, streams, (mix, n, batch), (p, W, v), at)
     literal, data = _drawn(mix, batch, n, seed, step, stream, offset, W)
     loss, per_task = (prompt_loss if literal else gram_loss)(*data, p, W, v, **options)
     return loss, _for_every_task(per_task, mix.K)
@@ -305,11 +309,15 @@ def sampled_stack_loss(
     *,
     seed: int,
     step: int,
-    stream: int = 0,
+    stream: Any = 0,
     offset: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The same of a stack; arguments as `fastlin.sampled_stack_loss`."""
+    streams = validation.streams("sampled_stack_loss", stream, A.shape[0] if A.ndim > 3 else None)
+    if streams is not None:
+        at = {"seed": seed, "step": step, "offset": offset, **options}
+        return _own_data(sampled_stack_loss, streams, (mix, n, batch), (p, A, C, h), at)
     literal, data = _drawn(mix, batch, n, seed, step, stream, offset, A)
     loss, per_task = (stack_loss if literal else gram_stack_loss)(*data, p, A, C, h, **options)
     return loss, _for_every_task(per_task, mix.K)
@@ -329,6 +337,21 @@ def gram(
         return torch.stack([gram(z, p_r, task, q, see_query=see_query) for p_r in p])
     Z = _prepend(z, z.new_zeros(z.shape[0], z.shape[2]) if q is None else q, task, p)
     return Z.mT @ (_mask(Z, see_query).unsqueeze(-1) * Z)
+
+
+def _own_data(
+    op: Callable[..., tuple[Tensor, Tensor]],
+    streams: list[int],
+    what: tuple[Any, ...],
+    parameters: tuple[Tensor | None, ...],
+    at: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Each trial alone, on its own stream."""
+    trials = [
+        op(*what, *(None if t is None else t[r : r + 1] for t in parameters), **at, stream=stream)
+        for r, stream in enumerate(streams)
+    ]
+    return torch.cat([loss for loss, _ in trials]), torch.cat([per_task for _, per_task in trials])
 
 
 def _drawn(

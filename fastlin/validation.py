@@ -6,6 +6,7 @@ where the numbers are.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -243,6 +244,35 @@ def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backen
     if see_query and q is None:
         raise ValueError(f"{op}: q is None; wants q (B, m) when see_query is True")
     return -1 if p is None else tasks
+
+
+def streams(op: str, stream: Any, trials: int | None) -> list[int] | None:
+    """The streams of trials that draw their own data, or None for one stream that all share, checked where it is used.
+
+    Parameters
+    ----------
+    op : str
+        Public name, for the messages.
+    stream : int, "trial" or sequence of int
+    trials : int or None
+        R, or None for a call without trials.
+    """
+    if hasattr(stream, "__index__") and getattr(stream, "ndim", 0) == 0:
+        return None
+    wants = 'wants an integer, "trial", or an integer for each of the R trials'
+    if trials is None:
+        raise ValueError(f"{op}: stream is {stream!r}, but the parameters have no trials; wants an integer")
+    if isinstance(stream, str):
+        if stream != "trial":
+            raise ValueError(f"{op}: stream is {stream!r}; {wants}")
+        return list(range(trials))
+    try:
+        each = [operator.index(entry) for entry in stream]
+    except TypeError:
+        raise TypeError(f"{op}: stream is {stream!r}; {wants}") from None
+    if len(each) != trials:
+        raise ValueError(f"{op}: stream has {len(each)} entries, but the parameters have R = {trials} trials; {wants}")
+    return each
 
 
 def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor | None]) -> int:

@@ -42,8 +42,7 @@ class Sampler {
   // Task of sequence i of the call: at random, or in exact shares.
   static std::int64_t task(const Source& S, std::int64_t i, std::uint32_t word) {
     if (S.strata != nullptr) {
-      const auto period = static_cast<std::uint64_t>(S.period);
-      return S.strata[(static_cast<std::uint64_t>(i) + S.offset % period) % period];
+      return S.strata[(S.offset + static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(S.period)];
     }
     const double u = (word + 0.5) * 0x1p-32;
     return std::min(S.K - 1, std::upper_bound(S.cumulative, S.cumulative + S.K, u) - S.cumulative);

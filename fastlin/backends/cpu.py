@@ -70,7 +70,8 @@ def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tupl
     """Loss (R,), per-task losses (R, K), both without R when the parameters have none, and gradients of loss."""
     W, v = problem.W, problem.v
     front = W.shape[:1] if W.ndim > 2 else ()
-    value, per_task = torch.empty(front, dtype=y.dtype), torch.empty((*front, v.shape[-2]), dtype=y.dtype)
+    value = torch.empty(front, dtype=y.dtype, device="cpu")
+    per_task = torch.empty((*front, v.shape[-2]), dtype=y.dtype, device="cpu")
     grads = _empty_gradients(problem, wants)
     _attention(problem, {"loss": value, "per_task": per_task, **grads}, y, weight)
     return value, per_task, grads
@@ -96,8 +97,8 @@ _PIECE = 1 << 18
 def _add_pieces(problem: Problem, results: Gradients, weight: Tensor | None, draw: Draw) -> None:
     batch = draw.batch
     pieces = [draw.piece(first, min(_PIECE, batch - first)) for first in range(0, batch, _PIECE)]
-    counts = torch.zeros(draw.recipe.K, dtype=torch.int64)
-    task = torch.empty(_PIECE, dtype=torch.int64)
+    counts = torch.zeros(draw.recipe.K, dtype=torch.int64, device="cpu")
+    task = torch.empty(_PIECE, dtype=torch.int64, device="cpu")
     for piece in pieces:
         size = piece.batch
         _extension.loaded().sample_tasks(

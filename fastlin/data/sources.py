@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -259,8 +260,8 @@ class TaskMixture(LinearTasks):
 
     def _task(self, place: Place) -> Tensor:
         if self._strata is not None:
-            P = len(self._strata)
-            return self._strata[(torch.arange(place.batch) + place.offset % P) % P]
+            index = np.arange(place.batch, dtype=np.uint64) + np.uint64(place.offset)
+            return self._strata[torch.from_numpy((index % np.uint64(len(self._strata))).astype(np.int64))]
         u = place.uniform(TASK, 1)[:, 0]
         return torch.searchsorted(self._cumulative, u, right=True).clamp(max=self.K - 1)
 

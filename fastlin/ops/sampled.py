@@ -7,7 +7,6 @@ each for all trials and forgets it; otherwise the source draws a batch. A source
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -153,14 +152,15 @@ def _loss(
         known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
         **model,
     )
-    if not hasattr(place["stream"], "__index__") or isinstance(place["stream"], Tensor):
-        return _own_data(op, mix, n, batch, parameters, place, weight, backend, check_finite, model)
     like = next(t for name, t in parameters.items() if name in "WA")
     if backend == "reference":
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
+    tensors = in_order({"z": None, "q": None, "task": None}, parameters)
+    streams = validation.streams(op, place["stream"], trials_of(tensors))
+    if streams is not None:
+        return _own_data(op, mix, n, batch, parameters, place, streams, weight, backend, check_finite, model)
     if hasattr(mix, "draw"):
-        tensors = in_order({"z": None, "q": None, "task": None}, parameters)
         drawn = _register.sampled_loss(tensors, mix.draw(batch, n, **place), weight, options)
         if drawn is not None:
             return drawn
@@ -178,14 +178,13 @@ def _own_data(
     batch: int,
     parameters: Mapping[str, Any],
     place: Mapping[str, Any],
+    streams: Sequence[int],
     weight: Weight,
     backend: str,
     check_finite: bool,
     model: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Loss (R,) and per-task losses (R, K) with a stream for each trial."""
-    R = trials_of(in_order({"z": None, "q": None, "task": None}, parameters))
-    streams = _streams(op, place["stream"], R)
     apart = {name: [None] * len(streams) if t is None else t.split(1) for name, t in parameters.items()}
     trials = [
         _loss(
@@ -204,24 +203,6 @@ def _own_data(
     ]
     losses, per_task = zip(*trials, strict=True)
     return torch.cat(losses), torch.cat(per_task)
-
-
-def _streams(op: str, stream: Any, R: int | None) -> list[int]:
-    """The stream of each of R trials."""
-    wants = 'wants an integer, "trial", or an integer for each of the R trials'
-    if R is None:
-        raise ValueError(f"{op}: stream is {stream!r}, but the parameters have no trials; wants an integer")
-    if isinstance(stream, str):
-        if stream != "trial":
-            raise ValueError(f"{op}: stream is {stream!r}; {wants}")
-        return list(range(R))
-    try:
-        streams = [operator.index(entry) for entry in stream]
-    except TypeError:
-        raise TypeError(f"{op}: stream is {stream!r}; {wants}") from None
-    if len(streams) != R:
-        raise ValueError(f"{op}: stream has {len(streams)} entries, but the parameters have R = {R} trials; {wants}")
-    return streams
 
 
 def _draw(mix: Any, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

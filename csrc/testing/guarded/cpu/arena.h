@@ -34,6 +34,7 @@ class Arena : private PlainArena {
     return taken;
   }
   using PlainArena::kLine;
+  using PlainArena::only_counts;
   using PlainArena::used;
 };
 
