@@ -1,7 +1,7 @@
 // Sequences of a task source, V::size at a time: weights beta, a query and its label, and the context as its
 // Gram matrix or as tokens. Which draw is which, and why the Gram matrix has the distribution that it should
-// have, is in fastlin/data: place.py, sources.py, bartlett.py. A Gram matrix takes d (d + 1) / 2 + r normals
-// and chi variates, r = min(n, d), and r m^2 / 2 multiply-adds, whatever n is.
+// have, is in fastlin/data: place.py, sources.py, bartlett.py. A Gram matrix of rank r = min(n, d) takes
+// about r d - r^2 / 2 normals, r chi variates and r m^2 / 2 multiply-adds, whatever n is.
 
 template <class T>
 class Sampler {

@@ -8,6 +8,7 @@ of torch: `torch.set_num_threads` governs both.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -80,6 +81,9 @@ def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tupl
 def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
     """`loss` of sequences that the kernel draws and forgets."""
     W, batch = problem.W, draw.batch
+    if (draw.m, draw.recipe.K) != (W.shape[-1], problem.v.shape[-2]):
+        sizes = f"m = {draw.m}, K = {draw.recipe.K}"
+        raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
     front = W.shape[:1] if W.ndim > 2 else ()
     results = {"loss": W.new_empty(front), "per_task": W.new_empty((*front, problem.v.shape[-2]))}
     results.update(_empty_gradients(problem, wants))
@@ -96,22 +100,26 @@ _PIECE = 1 << 18
 
 def _add_pieces(problem: Problem, results: Gradients, weight: Tensor | None, draw: Draw) -> None:
     batch = draw.batch
-    pieces = [draw.piece(first, min(_PIECE, batch - first)) for first in range(0, batch, _PIECE)]
     counts = torch.zeros(draw.recipe.K, dtype=torch.int64, device="cpu")
     task = torch.empty(_PIECE, dtype=torch.int64, device="cpu")
-    for piece in pieces:
+    for piece in _pieces(draw):
         size = piece.batch
         _extension.loaded().sample_tasks(
             instruction_set(), torch.get_num_threads(), piece.packed(), size, task.data_ptr()
         )
         counts += torch.bincount(task[:size], minlength=draw.recipe.K)
     sums = {letter: torch.zeros_like(result, dtype=torch.float64) for letter, result in results.items()}
-    for piece in pieces:
+    for piece in _pieces(draw):
         _attention(problem, results, weight=weight, draw=piece, counts=counts, total=batch)
         for letter, result in results.items():
             sums[letter] += result
     for letter, result in results.items():
         result.copy_(sums[letter])
+
+
+def _pieces(draw: Draw) -> Iterator[Draw]:
+    for first in range(0, draw.batch, _PIECE):
+        yield draw.piece(first, min(_PIECE, draw.batch - first))
 
 
 def sample(draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -57,6 +57,17 @@ class Draw(NamedTuple):
         """Token width."""
         return self.recipe.d + 1 + int(self.recipe.bias)
 
+    @property
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        """What its source refers to, in the order of the extension."""
+        recipe = self.recipe
+        return recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Changes whenever one of the source's arrays is changed in place."""
+        return tuple(array._version for array in self.arrays if array is not None)
+
     def piece(self, first: int, batch: int) -> Draw:
         """`batch` of its sequences from the `first` on."""
         return self._replace(batch=batch, offset=(self.offset + first) % (1 << 64))
@@ -64,11 +75,10 @@ class Draw(NamedTuple):
     def packed(self) -> tuple[Any, ...]:
         """As the extension takes it; the addresses are good while this object lives."""
         recipe = self.recipe
-        arrays = (recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor)
         return (
             (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
             (recipe.radius, recipe.noise_std),
-            [0 if array is None else array.data_ptr() for array in arrays],
+            [0 if array is None else array.data_ptr() for array in self.arrays],
             (self.seed, self.offset, self.step, self.stream),
         )
 

@@ -10,6 +10,7 @@ Where the extension is there its kernels draw, in the dtype that is asked for; t
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -143,18 +144,23 @@ class LinearTasks(Source):
         q, y, task
             The same as from `sample`, number for number.
         """
-        if _extension.extension() is None:
+        draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
+        if draw is None or _extension.extension() is None:
             drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
-            draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
             drawn = cpu.sample(draw, True, kernel_dtype(_default(dtype)))
         return _rounded(drawn, dtype, device)
 
-    def draw(self, batch: int, n: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0) -> Draw:
-        """The same sequences for a kernel that draws them itself."""
+    def draw(
+        self, batch: int, n: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0
+    ) -> Draw | None:
+        """The same sequences for a kernel that draws them itself; None for a subclass that draws in its own way."""
         place, n = check_place(batch, n, seed, step, stream, offset)
+        if _has_its_own_way(type(self)):
+            return None
+        rank = min(n, self.d)
         check_room((self.d + 1) * chi.BLOCKS_PER_SLOT, 1)
-        check_room(self.d * (self.d + 1), 4)
+        check_room(self.d + rank * self.d - rank * (rank + 1) // 2, 4)
         return Draw(self._recipe(), n, *place)
 
     @abstractmethod
@@ -162,7 +168,7 @@ class LinearTasks(Source):
         """The source in numbers."""
 
     def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        if _extension.extension() is None:
+        if _extension.extension() is None or _has_its_own_way(type(self)):
             return super()._sample(place, n, dtype)
         check_room(n * self.d, 4)
         return cpu.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype))
@@ -253,10 +259,9 @@ class TaskMixture(LinearTasks):
         self._strata = balanced_tasks(self.weights) if stratify else None
 
     def _recipe(self) -> Recipe:
+        means = _as_read("means", self.means, (self.K, self.d))
         cumulative = self._cumulative if self.K > 1 else None
-        return Recipe(
-            *self._common(), means=self.means, factors=self._factors, cumulative=cumulative, strata=self._strata
-        )
+        return Recipe(*self._common(), means, self._factors, cumulative, self._strata)
 
     def _task(self, place: Place) -> Tensor:
         if self._strata is not None:
@@ -310,7 +315,7 @@ class FixedTask(LinearTasks):
         super().__init__(len(self.theta), noise_std, feature_cov, bias)
 
     def _recipe(self) -> Recipe:
-        return Recipe(*self._common(), means=self.theta[None])
+        return Recipe(*self._common(), _as_read("theta", self.theta, (self.d,)))
 
     def _beta(self, place: Place, task: Tensor) -> Tensor:
         return self.theta.expand(place.batch, self.d)
@@ -340,6 +345,25 @@ class PointSet(Source):
         x, y = self.x[index], self.y[index]
         query = self._join(x[:, n], torch.zeros_like(y[:, n]))
         return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(place.batch, dtype=torch.int64)
+
+
+_HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_question", "_task", "_beta", "_features")
+
+
+@functools.cache
+def _has_its_own_way(source: type[LinearTasks]) -> bool:
+    """Whether a subclass changes how sequences are drawn below the class that puts them into numbers."""
+    owner = next(c for c in source.__mro__ if "_recipe" in vars(c))
+    return any(getattr(source, name) is not getattr(owner, name) for name in _HOOKS)
+
+
+def _as_read(name: str, array: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An array that users can replace, as a kernel reads it."""
+    if array.shape != shape:
+        raise ValueError(f"{name}: got shape {tuple(array.shape)}, wants {shape}, as when the source was made")
+    # Inside torch.func what an operation returns may be a wrapper without memory.
+    is_right = array.dtype is torch.float64 and array.is_contiguous()
+    return array if is_right else torch.from_numpy(np.ascontiguousarray(array.numpy(), np.float64))
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:

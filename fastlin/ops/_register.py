@@ -40,14 +40,21 @@ def loss(tensors: Tensors, y: Tensor, weight: Tensor | None, options: Options) -
     return results[0], results[1]
 
 
-def sampled_loss(tensors: Tensors, draw: Draw, weight: Tensor | None, options: Options) -> tuple[Tensor, Tensor] | None:
-    """Loss and per-task losses of sequences that the backend draws; None when it does not do that, or not now."""
+def sampled_loss(
+    tensors: Tensors, make_draw: Callable[[], Draw | None], weight: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor] | None:
+    """Loss and per-task losses of sequences that the backend draws.
+
+    None when it does not do that, or not now, or not for this source, which then has no `Draw`. That is only asked for
+    when there are numbers: a compiler would take the step for a constant and compile anew for each.
+    """
     asked = differentiated(LETTERS, tensors)
     way = path(_call.anchor(tensors), bool(asked), options.backend, options.check_finite)
     if way is not Path.FUNCTION and way is not Path.DIRECT:
         return None
+    draw = make_draw()
     given = _call.checked(Arguments(tensors, (draw, weight, asked), options))
-    if backends.sampler(given.options.backend) is None:
+    if draw is None or backends.sampler(given.options.backend) is None:
         return None
     if way is Path.DIRECT:
         results: Sequence[Tensor] = _call.compute("sampled", given)
@@ -178,6 +185,7 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
         return _in_order(ctx, ctx.made, _scaled(grads, g_loss))
     draw = getattr(ctx, "draw", None)
     if draw is not None:
+        _check_unchanged(ctx)
         sampler = backends.sampler(ctx.options.backend)
         assert sampler is not None
         x, q, y, task = sampler.sample(draw, True, _call.anchor(tensors).dtype)
@@ -276,6 +284,33 @@ class _PlainLoss(torch.autograd.Function):
     backward = staticmethod(_loss_backward)
 
 
+def _sampled_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients through the per-task losses, which are those of a loss with their coefficients for weights.
+
+    The sequences are drawn again, for each trial, and none is kept.
+    """
+    _check_unchanged(ctx)
+    tensors, grads = ctx.saved_tensors[: len(LETTERS)], ctx.saved_tensors[len(LETTERS) + 2 :]
+    has_trials = g_per_task.ndim == 2
+    rows: list[list[Tensor]] = []
+    for r, weight in enumerate(g_per_task if has_trials else [g_per_task]):
+        trial = [None if t is None else t[r : r + 1] for t in tensors] if has_trials else tensors
+        given = Arguments(trial, (ctx.draw, weight.contiguous(), ctx.made), ctx.options)
+        rows.append(_call.compute("sampled", given)[2:])
+    sums = [torch.cat(parts) if has_trials else parts[0] for parts in zip(*rows, strict=True)]
+    if g_loss is not None:
+        sums = [total + part for total, part in zip(sums, _scaled(grads, g_loss), strict=True)]
+    return _in_order(ctx, ctx.made, sums)
+
+
+def _check_unchanged(ctx: Any) -> None:
+    if ctx.draw.versions != ctx.versions:
+        raise RuntimeError(
+            f"{ctx.options.op}: mix was changed in place after the loss was computed; wants it as it was, since the "
+            "backward draws the same sequences again"
+        )
+
+
 class _SampledLoss(torch.autograd.Function):
     """`_PlainLoss` of sequences that the backend draws: again, when the backward needs them."""
 
@@ -285,10 +320,14 @@ class _SampledLoss(torch.autograd.Function):
         value, per_task, *grads = _call.compute("sampled", given)
         draw, weight, wants = given.extra
         _loss_save(ctx, asked, Arguments(given.tensors, (None, weight, wants), given.options), grads)
-        ctx.draw = draw
+        ctx.draw, ctx.versions = draw, draw.versions
         return value, per_task
 
-    backward = staticmethod(_loss_backward)
+    @staticmethod
+    def backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g_per_task is None or torch.is_grad_enabled():
+            return _loss_backward(ctx, g_loss, g_per_task)
+        return _sampled_backward(ctx, g_loss, g_per_task)
 
 
 _apply_sampled: Callable[..., Any] = _SampledLoss.apply

@@ -140,7 +140,7 @@ def _loss(
     check_finite: bool,
     model: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    if not hasattr(mix, "sample"):
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
         raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
     options, weight = validation.arguments(
         op,
@@ -161,7 +161,7 @@ def _loss(
     if streams is not None:
         return _own_data(op, mix, n, batch, parameters, place, streams, weight, backend, check_finite, model)
     if hasattr(mix, "draw"):
-        drawn = _register.sampled_loss(tensors, mix.draw(batch, n, **place), weight, options)
+        drawn = _register.sampled_loss(tensors, lambda: mix.draw(batch, n, **place), weight, options)
         if drawn is not None:
             return drawn
     x, q, y, task = _untraced_draw(mix, batch, n, **place, dtype=like.dtype, device=like.device)
