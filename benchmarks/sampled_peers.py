@@ -32,7 +32,8 @@ def op(shape: Shape, parameters: dict[str, Tensor], backend: str) -> Step:
 
     def call() -> tuple[Tensor, ...]:
         loss, _ = public(mix, shape.n, shape.B, *leaves, seed=1, step=next(steps), backend=backend)
-        return (loss.detach().sum(), *torch.autograd.grad(loss.sum(), leaves))
+        total = loss if shape.R is None else loss.sum()
+        return (total.detach(), *torch.autograd.grad(total, leaves))
 
     return call
 

@@ -51,7 +51,7 @@ def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(ValueError, match="instruction_set: got 'nonsense', which does not run here"):
         module.gram("nonsense", True, 1, (0, 0, 1, 0, 0), (0, 0))
     with pytest.raises(ValueError, match="instruction_set: got 'nonsense', which does not run here"):
-        module.attention("nonsense", True, 1, (0,) * 8, (0,) * 3, (0.0,) * 4, (False,) * 2, [0] * 12, [0] * 11)
+        module.attention("nonsense", True, 1, (0,) * 9, (0,) * 3, (0.0,) * 4, (False,) * 2, [0] * 13, [0] * 11, None)
 
 
 def test_instruction_sets_that_the_machine_lacks_are_refused():
