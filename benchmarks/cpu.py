@@ -14,7 +14,7 @@ import fastlin as fl
 from benchmarks import machine, report
 from benchmarks.cases import Shape
 from benchmarks.rows import Entrant, Race, Ratio, Result, Row, Session, Within, Workspace
-from benchmarks.sampled import Normals, SampledMemory, SampledRace
+from benchmarks.sampled import Normals, SampledRace
 from benchmarks.sweep import Sweep
 from benchmarks.timing import ColdCache
 
@@ -163,7 +163,7 @@ ROWS: tuple[Row, ...] = (
         rounds=9,
     ),
     Normals("normals", 1.2e-9),
-    SampledMemory("sampled-memory", Shape("sampled_loss", n=100), 64_000_000),
+    Workspace("sampled-memory", Shape("sampled_loss", n=100), 64_000_000, times=10),
 )
 
 

@@ -306,18 +306,19 @@ def _on_threads(threads: int, call: Callable[[], Any]) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A row that measures the memory of a call beyond inputs and outputs; its B is the session's `memory_batch`."""
+    """A row that measures the memory of a call beyond inputs and outputs; its B is `times` the session's."""
 
     name: str
     shape: Shape
     limit: int
+    times: int = 1
 
     def run(self, session: Session) -> Result:
         """Measure in a fresh process."""
         result = Result(self.name)
         session.progress(f"{self.name}: a process of its own")
-        shape = replace(self.shape, B=session.memory_batch)
-        work = f"workspace, B = {shape.B:,}, n = {shape.n}"
+        shape = replace(self.shape, B=self.times * session.memory_batch)
+        work = f"workspace of {shape.op}, B = {shape.B:,}, n = {shape.n}"
         bar = f"<= {self.limit / 1e6:g} MB beyond inputs and outputs"
         try:
             found = workspace.measure(shape, session.backend, session.threads)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import fastlin as fl
-from benchmarks import cases, sampled_peers, workspace
+from benchmarks import cases, sampled_peers
 from benchmarks.cases import Shape
 from benchmarks.checks import WrongResultError
-from benchmarks.rows import Line, Ratio, Result, Session, Verdict, Within, in_units
+from benchmarks.rows import Line, Ratio, Result, Session, Verdict, Within
 from benchmarks.sampled_peers import Step
 from benchmarks.timing import Contender, interleave
 from fastlin import _extension
@@ -181,27 +181,4 @@ class Normals:
         bar = f"<= {1e9 * self.limit:g} ns each per core"
         measured = f"{1e9 * each:.2f} ns (fill_normal, float32, 128 KB)"
         result.lines = [Line("normals", measured, bar, verdict, each, self.limit)]
-        return result
-
-
-@dataclass(frozen=True)
-class SampledMemory:
-    """A row that measures the memory of a call with many sequences; its B is ten times the session's `memory_batch`."""
-
-    name: str
-    shape: Shape
-    limit: int
-
-    def run(self, session: Session) -> Result:
-        """Measure in a fresh process."""
-        result = Result(self.name)
-        shape = replace(self.shape, B=10 * session.memory_batch)
-        session.progress(f"{self.name}: a process of its own")
-        start = time.monotonic()
-        found = workspace.measure(shape, session.backend, session.threads)
-        work = f"{shape.op}, B = {shape.B:,}, n = {shape.n}, in one call"
-        verdict: Verdict = "ok" if found <= self.limit else "misses"
-        measured = f"{found / 1e6:.1f} MB, {in_units(time.monotonic() - start)} with the start of the process"
-        bar = f"<= {self.limit / 1e6:g} MB"
-        result.lines = [Line(work, measured, bar, verdict, found / 1e6, self.limit / 1e6)]
         return result
