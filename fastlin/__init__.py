@@ -1,10 +1,11 @@
 """fastlin: compiled kernels for in-context learning with linear attention."""
 
-from fastlin import reference, theory
+from fastlin import models, reference, theory
 from fastlin._info import info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
+from fastlin.experiments.train import Run, train
 from fastlin.ops.functional import (
     gram,
     gram_loss,
@@ -20,6 +21,7 @@ __all__ = [
     "BackendError",
     "FixedTask",
     "PointSet",
+    "Run",
     "SphereTasks",
     "TaskMixture",
     "__version__",
@@ -27,6 +29,7 @@ __all__ = [
     "gram_loss",
     "gram_stack_loss",
     "info",
+    "models",
     "predict",
     "prompt_loss",
     "reference",
@@ -35,4 +38,5 @@ __all__ = [
     "stack_loss",
     "stack_predict",
     "theory",
+    "train",
 ]

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=_show_info)
 
-    command = commands.add_parser("reproduce", help="train an experiment and draw it on its theory")
-    command.add_argument("figure", choices=["reduced"], help="reduced: PB's reduced model, setting 2(c), at n = 10")
-    command.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: runs/FIGURE)")
-    command.set_defaults(run=_reproduce)
+    _add_train(commands)
 
     command = commands.add_parser(
         "theory",
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has had enough; nothing is left to tell, not even by Python when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         print(f"fastlin: {error}", file=sys.stderr)
         return 1
     return 0
@@ -112,13 +110,74 @@ def _theory(options: argparse.Namespace) -> None:
             print(path, file=sys.stderr)
 
 
-def _reproduce(options: argparse.Namespace) -> None:
-    from fastlin import plots
-    from fastlin.experiments import reduced
+def _add_train(commands: Any) -> None:
+    command = commands.add_parser(
+        "train",
+        help="train a model in a regime, and set it beside its optimum",
+        description="Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume goes on from it.",
+    )
+    command.add_argument("config", metavar="CONFIG", help="a TOML file, or a setting that ships: 2a to 2d, ...")
+    command.add_argument(
+        "--regime", required=True, metavar="R,R,...", help="plain, fine-tune, joint, joint+heads, heads, or all"
+    )
+    command.add_argument("--n", type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
+    command.add_argument("--model", default="full", help="reduced, full, separate or stack (default: full)")
+    command.add_argument("--layers", type=int, default=1, metavar="L", help="of a stack")
+    command.add_argument("--attention-heads", type=int, default=1, metavar="H")
+    command.add_argument("--prompt-tokens", type=int, default=1, metavar="T", help="prompt tokens of each task")
+    command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
+    for name, kind in (("steps", int), ("batch", int), ("lr", float)):
+        command.add_argument(f"--{name}", type=kind, help="in place of the preset's")
+    command.add_argument("--trials", type=int, default=1, metavar="T", help="independent initialisations (default: 1)")
+    command.add_argument("--seed", type=int, default=0, metavar="S")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="values",
+        metavar="NAME=VALUE",
+        help="any other value of the preset, as TOML writes it: --set schedule=cosine --set clip=0.5",
+    )
+    command.add_argument("--backend", default="auto")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
+    command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
+    command.set_defaults(run=_train)
 
-    out = options.out or Path("runs") / options.figure
-    result = reduced.train(reduced.Setting(), out)
-    print(f"{'regime':8} {'risk':>9} {'theory':>9} {'excess':>9}")
-    for regime, row in result.items():
-        print(f"{regime:8} {row['risk']:9.4f} {row['theory']:9.4f} {row['excess_percent']:8.3f} %")
-    print(plots.reduced(out))
+
+def _train(options: argparse.Namespace) -> None:
+    from fastlin import plots
+    from fastlin.experiments import cells, config
+
+    setting = config.load(options.config)
+    if options.n:
+        setting = setting.with_lengths(options.n)
+    out = options.out or Path("runs") / Path(options.config).stem
+    names = ("model", "layers", "attention_heads", "prompt_tokens", "preset", "steps", "batch", "lr", "trials", "seed")
+    given = {name: getattr(options, name) for name in (*names, "backend")}
+    print(cells.heading())
+    try:
+        cells.train_cells(
+            setting,
+            cells.regimes(options.regime),
+            out,
+            options.resume,
+            lambda row: print(cells.line(row), flush=True),
+            **given,
+            **dict(map(_value, options.values)),
+        )
+    except KeyboardInterrupt:
+        print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
+        raise SystemExit(130) from None
+    for path in plots.training(out):
+        print(path)
+
+
+def _value(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as TOML reads it or, where it cannot, as a word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--set: got {text!r}, wants NAME=VALUE")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -35,6 +34,8 @@ _MARKERS = {
     "scaled_heads": "P",
     "heads_lower_bound": "X",
 }
+# Theory of a regime.
+_REGIME_CURVES = {"fine-tune": "fine_tuned", "joint+heads": "decoupled"}
 _DASHES = {"shared_shift": (0, (5, 1.5)), "scaled_heads": (0, (3, 1.5)), "heads_lower_bound": (0, (1, 1.5))}
 # Relative differences below which two curves are one line to the eye, and below which they are rounding.
 _ONE_LINE, _EQUAL = 2e-3, 1e-9
@@ -42,48 +43,73 @@ _ONE_LINE, _EQUAL = 2e-3, 1e-9
 _METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
-def reduced(folder: Path) -> Path:
-    """Draw the risk of `experiments.reduced` against steps, on the closed-form optima; returns the picture's path."""
-    # Without a figure manager no display is needed, and none is opened.
+def training(folder: Path) -> list[Path]:
+    """Draw `summary.json` of a folder of trained cells: risk against steps; returns the paths of the pictures."""
+    record = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    for cell in record["cells"]:
+        lines = (folder / cell["folder"] / "records.jsonl").read_text(encoding="utf-8").splitlines()
+        cell["records"] = [entry for entry in map(json.loads, lines) if "risk" in entry]
+    return _save(training_figure(record), folder, "training")
+
+
+def training_figure(record: dict[str, Any]) -> Figure:
+    """Risk / E[y²] of trained cells against steps: the best trial, the spread of all, and the optimum."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    record = json.loads((folder / "record.json").read_text())
-    with (folder / "loss.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    steps = [int(row["step"]) for row in rows]
-    unit, setting = record["normaliser"], record["setting"]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    unit, lengths = record["normaliser"], sorted({cell["n"] for cell in record["cells"]})
+    figure = Figure(figsize=(6.4 if len(lengths) == 1 else 4.2 * len(lengths), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for regime, result in record["result"].items():
-        risk = [float(row[regime]) / unit for row in rows]
-        label = f"{regime}: trained, ends {result['excess_percent']:.2f} % above its optimum"
-        axes.plot(steps, risk, color=_COLOURS[regime], label=label)
-        optimum = result["theory"] / unit
-        axes.axhline(
-            optimum, color=_COLOURS[regime], linestyle="--", linewidth=1, label=f"{regime}: optimum {optimum:.4f}"
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel(f"optimiser steps of {setting['batch']} sequences")
-    axes.set_ylabel("population risk / E[y²]")
-    axes.set_title(f"Reduced model, setting 2(c), n = {setting['n']}")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.25)
-    path = folder / "loss.png"
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    return path
+    for panel, n in enumerate(lengths):
+        axes = figure.add_subplot(1, len(lengths), panel + 1)
+        for cell in record["cells"]:
+            if cell["n"] == n:
+                _draw_cell(axes, cell, unit)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"optimiser steps of {record['cells'][0]['batch']} sequences")
+        axes.set_title(f"n = {n}", fontsize=10.5)
+        axes.grid(alpha=0.25, which="both")
+        axes.legend(frameon=False, fontsize=8.5)
+    figure.axes[0].set_ylabel("population risk / E[y²]")
+    model = record["cells"][0]["model"]
+    title = f"{record['name']}, {model} model: best trial (line), all trials (band), closed form (dashes)"
+    figure.suptitle(textwrap.fill(title, 70), fontsize=10.5, parse_math=False)
+    return figure
+
+
+def _draw_cell(axes: Axes, cell: dict[str, Any], unit: float) -> None:
+    """Curves of one cell; a regime has the colour of its theory."""
+    curve = _REGIME_CURVES.get(cell["regime"], cell["regime"])
+    colour = _COLOURS.get(curve, "#17becf")
+    steps, low, high = [], [], []
+    for entry in cell["records"]:
+        risks = [risk / unit for risk in entry["risk"] if risk is not None]
+        if risks:
+            steps.append(entry["step"])
+            low.append(min(risks))
+            high.append(max(risks))
+    label = cell["regime"]
+    if cell["excess_percent"] is not None:
+        label += f": ends at {cell['excess_percent']:+.2f} % from it"
+        axes.axhline(cell["theory"] / unit, color=colour, linestyle="--", linewidth=1)
+    axes.plot(steps, low, color=colour, label=label, marker=_MARKERS.get(curve, "*"), markevery=0.12, markersize=5)
+    axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def theory(folder: Path) -> list[Path]:
     """Draw `theory.json` of a folder; returns the paths of theory.png, theory.pdf and theory.svg beside it."""
+    figure = theory_figure(json.loads((folder / "theory.json").read_text(encoding="utf-8")))
+    return _save(figure, folder, "theory")
+
+
+def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a picture as PNG, PDF and SVG."""
     import matplotlib
 
-    figure = theory_figure(json.loads((folder / "theory.json").read_text(encoding="utf-8")))
     paths = []
     for suffix, metadata in _METADATA.items():
-        path = folder / f"theory.{suffix}"
+        path = folder / f"{name}.{suffix}"
         with matplotlib.rc_context({"svg.hashsalt": "fastlin", "pdf.fonttype": 42}), replacing(path) as temporary:
             figure.savefig(temporary, dpi=200, metadata=metadata)
         paths.append(path)

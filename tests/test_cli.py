@@ -42,7 +42,7 @@ def test_info_as_json(capsys):
     assert json.loads(capsys.readouterr().out) == fl.info()
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["reproduce", "9z"], ["info", "--fast"], ["theory"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["train", "2c"], ["info", "--fast"], ["theory"]])
 def test_wrong_commands(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -59,7 +59,7 @@ def test_version(capsys):
 def test_unwritable_folder(tmp_path, capsys):
     blocker = tmp_path / "file"
     blocker.write_text("")
-    assert cli.main(["reproduce", "reduced", "--out", str(blocker / "run")]) == 1
+    assert cli.main(["train", "2c", "--regime", "plain", "--out", str(blocker / "run")]) == 1
     assert capsys.readouterr().err.startswith("fastlin: ")
 
 

@@ -22,8 +22,12 @@ ALLOWED = {
     "data": {"_extension", "_instruction_sets", "backends"},
     "theory": set(),
     "_files": set(),
+    "_threads": set(),
+    "_tensors": {"_files"},
+    "models": {"_tensors", "data", "ops"},
+    "training": {"_files", "_tensors", "data", "models", "ops"},
     "plots": {"_files"},
-    "experiments": {"_files", "_info", "data", "ops", "theory"},
+    "experiments": {"_files", "_info", "_threads", "backends", "data", "models", "ops", "theory", "training"},
     "__main__": {"cli"},
     "cli": {"_info", "_version", "experiments", "plots"},
 }

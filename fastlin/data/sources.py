@@ -11,6 +11,7 @@ Where the extension is there its kernels draw, in the dtype that is asked for; t
 from __future__ import annotations
 
 import functools
+import hashlib
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -89,6 +90,11 @@ class Source(ABC):
         """Tokens on the CPU, in `dtype` or in float64."""
         with torch.device("cpu"):
             return self._tokens(place, n)
+
+    def describe(self) -> dict[str, Any]:
+        """What the source is, in values that JSON has; a large array by its digest."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {"source": type(self).__qualname__, **{name: _described(value) for name, value in public.items()}}
 
     @abstractmethod
     def _tokens(self, place: Place, n: int) -> Batch:
@@ -347,6 +353,8 @@ class PointSet(Source):
         return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(place.batch, dtype=torch.int64)
 
 
+# Numbers of an array that a description writes out: covariances of 32 tasks with 20 features.
+_LARGEST_WRITTEN = 12_800
 _HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_question", "_task", "_beta", "_features")
 
 
@@ -364,6 +372,14 @@ def _as_read(name: str, array: Tensor, shape: tuple[int, ...]) -> Tensor:
     # Inside torch.func what an operation returns may be a wrapper without memory.
     is_right = array.dtype is torch.float64 and array.is_contiguous()
     return array if is_right else torch.from_numpy(np.ascontiguousarray(array.numpy(), np.float64))
+
+
+def _described(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() <= _LARGEST_WRITTEN:
+        return value.tolist()
+    return {"shape": list(value.shape), "sha256": hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()}
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:

@@ -8,17 +8,15 @@ import json
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fastlin import theory
 from fastlin._files import replacing
 from fastlin._info import info
+from fastlin._threads import one_thread
 from fastlin.data.sources import TaskMixture
 from fastlin.experiments.config import Config
 
@@ -82,7 +80,7 @@ def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
     """Every curve at every context length."""
     losses: dict[str, list[float | None]] = {key: [] for key in CURVES}
     said: dict[tuple[str, str], list[int]] = {}
-    with _one_thread():
+    with one_thread():
         for key, curve in CURVES.items():
             for n in lengths:
                 loss, remarks = _loss(curve, mixture, n)
@@ -90,21 +88,6 @@ def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
                 for text in remarks:
                     said.setdefault((key, text), []).append(n)
     return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in said.items()])
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Linear algebra on one thread.
-
-    Matrices are small, and threads that wait for each other on a busy machine cost more than they bring: 3.8 s against
-    0.12 s for d = 10, two cores, 20 context lengths.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:

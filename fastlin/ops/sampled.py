@@ -33,7 +33,8 @@ class Source(Protocol):
     def K(self) -> int:
         """Number of tasks."""
 
-    def sample(self, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @property
+    def sample(self) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
         """z, q, y, task. A source that can has `sample_gram` besides, with G in place of z, and `draw` for kernels."""
 
 

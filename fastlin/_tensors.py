@@ -1,0 +1,81 @@
+"""Files of tensors: safetensors with a description and a checksum, whole or not there; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fastlin._files import replacing
+
+VERSION = 1
+
+
+class FileError(ValueError):
+    """A file that is not what it should be; the message names it and says what is wrong. Nothing was changed."""
+
+
+def write(path: Path, kind: str, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors and a description in JSON into `path`, which is replaced as a whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+    kind : str
+        What the file is; `read` wants the same.
+    description : mapping
+    tensors : mapping of str to Tensor
+    """
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    body = {"kind": kind, "version": VERSION, "description": description}
+    text = json.dumps(body, allow_nan=True)
+    metadata = {"fastlin": text, "sha256": _digest(text, held)}
+    data = safetensors.torch.save(held, metadata)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of a file.
+
+    Raises
+    ------
+    FileError
+        When the file is not of fastlin, of another kind or version, truncated or changed.
+    FileNotFoundError
+    """
+    data = path.read_bytes()
+    try:
+        tensors = safetensors.torch.load(data)
+        (length,) = struct.unpack("<Q", data[:8])
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    except (safetensors.SafetensorError, ValueError, struct.error) as error:
+        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+    text = metadata.get("fastlin")
+    if text is None:
+        raise FileError(f"{path}: not a file of fastlin: wants safetensors with its description in the header")
+    if metadata.get("sha256") != _digest(text, tensors):
+        raise FileError(f"{path}: damaged: its checksum is not that of its contents")
+    body = json.loads(text)
+    if body["version"] != VERSION:
+        raise FileError(f"{path}: has format version {body['version']}, wants {VERSION}; another fastlin wrote it")
+    if body["kind"] != kind:
+        raise FileError(f"{path}: is a {body['kind']}, wants a {kind}")
+    return body["description"], tensors
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the description, the names, types and shapes, and the bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Cells of a CONFIG.toml, regime by context length: trained one after the other, for a table and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastlin import theory
+from fastlin._files import replacing
+from fastlin.experiments.config import Config
+from fastlin.experiments.train import Run, train
+from fastlin.training.regimes import REGIMES, choice
+
+SUMMARY = "summary.json"
+_COLUMNS = ("regime", "n", "theory", "best", "excess", "min", "quartile", "median", "quartile", "mean", "trials")
+
+
+def regimes(text: str) -> list[str]:
+    """Names of regimes that a text lists with commas; "all" is all of them."""
+    names = list(REGIMES) if text == "all" else text.split(",")
+    return [choice("regime", name, REGIMES) for name in dict.fromkeys(names)]
+
+
+def train_cells(
+    config: Config, names: Sequence[str], out: Path, resume: bool, report: Any, **options: Any
+) -> dict[str, Any]:
+    """Train every regime at every context length of a config; returns what is in `out`/summary.json.
+
+    Parameters
+    ----------
+    config : Config
+    names : sequence of str
+        Of regimes.
+    out : Path
+        The folder of the run when there is one cell, else of a folder for each.
+    resume : bool
+        Go on with what is there; cells that have ended are read.
+    report : callable
+        Called with each cell's row as soon as it has ended.
+    **options
+        Of `train`.
+    """
+    cells = [(regime, n) for regime in names for n in config.context_lengths]
+    rows = []
+    for regime, n in cells:
+        folder = out if len(cells) == 1 else out / f"{regime}-n{n}"
+        run = train(config.mixture, regime, n, out=folder, resume=resume, **options)
+        row = {"regime": regime, "n": n, "folder": str(folder.relative_to(out)), **_summary(run)}
+        report(row)
+        rows.append(row)
+    normaliser = theory.normaliser(config.mixture)
+    summary = {"name": config.name, "description": config.description, "normaliser": normaliser, "cells": rows}
+    with replacing(out / SUMMARY) as temporary:
+        temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """Risk over the trials that did not diverge, and of the one that was chosen."""
+    risk = run.risk[torch.isfinite(run.risk)]
+    least, low, median, high = (
+        risk.quantile(torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=risk.dtype)).tolist() if len(risk) else [None] * 4
+    )
+    best = float(run.risk[run.best])
+    optimum = None if run.theory is None else float(run.theory)
+    return {
+        "trials": len(run.risk),
+        "diverged": len(run.diverged),
+        "best": best if math.isfinite(best) else None,
+        "best_error": float(run.risk_error[run.best]) if math.isfinite(best) else None,
+        "min": least,
+        "lower_quartile": low,
+        "median": median,
+        "upper_quartile": high,
+        "mean": float(risk.mean()) if len(risk) else None,
+        "theory": optimum,
+        "excess_percent": 100.0 * (best / optimum - 1.0) if optimum and math.isfinite(best) else None,
+        "model": run.config["model"],
+        "batch": run.config["batch"],
+        "seconds": run.seconds,
+    }
+
+
+def heading() -> str:
+    """The first line of the table of cells."""
+    return "".join(f"{name:>{_width(i)}}" for i, name in enumerate(_COLUMNS))
+
+
+def line(row: dict[str, Any]) -> str:
+    """A cell in the table: risks; excess of the best trial over the optimum in percent; trials that did not diverge."""
+    numbers = [row[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "mean")]
+    excess = "-" if row["excess_percent"] is None else f"{row['excess_percent']:.3f} %"
+    trials = f"{row['trials'] - row['diverged']}/{row['trials']}"
+    texts = [row["regime"], str(row["n"]), _text(row["theory"]), _text(row["best"]), excess]
+    texts += [*map(_text, numbers), trials]
+    return "".join(f"{text:>{_width(i)}}" for i, text in enumerate(texts))
+
+
+def _width(column: int) -> int:
+    return 12 if column == 0 else 6 if column == 1 else 10
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"

@@ -1,0 +1,257 @@
+"""What a call of `fastlin.train` asks for: checked, resolved, and turned into a model, its risk and its optimum."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin import backends, models, theory
+from fastlin._info import info
+from fastlin._threads import one_thread
+from fastlin.data.philox import integer
+from fastlin.data.sources import FixedTask, TaskMixture
+from fastlin.models import Model, Shape, Start
+from fastlin.ops.sampled import Source
+from fastlin.training import streams
+from fastlin.training.loop import sampled_risk
+from fastlin.training.presets import resolve
+from fastlin.training.protocol import Protocol
+from fastlin.training.regimes import Regime, choice, named
+
+_OPTIMA = {
+    "plain": theory.plain,
+    "fine-tune": theory.fine_tuned,
+    "joint": theory.joint,
+    "joint+heads": theory.decoupled,
+}
+_MAX_STEPS = 1 << 24
+_MAX_SHOTS = 1 << 40
+_EVALUATION_BATCH = 8192
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample that risk is taken on: a stream, and how many batches."""
+
+    stream: int
+    batches: int
+
+
+# The first is looked at on the way, and decides nothing.
+ON_THE_WAY, SELECT, REPORT = Sample(streams.SELECT, 4), Sample(streams.SELECT, 32), Sample(streams.REPORT, 64)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A run, before it starts.
+
+    Attributes
+    ----------
+    regime, protocol
+    sources : dict
+        "mix", and "target" where the regime wants it.
+    n, seed, records : int
+    kind : str
+        Name of the model.
+    shape : Shape
+    dtype, device, backend
+    config : dict
+        Everything that decides the numbers, in values that JSON has.
+    """
+
+    regime: Regime
+    protocol: Protocol
+    sources: dict[str, Source]
+    n: int
+    seed: int
+    records: int
+    kind: str
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    backend: str
+    config: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        mix: Source,
+        regime: str | Regime,
+        n: int,
+        *,
+        target: Source | None,
+        model: str,
+        layers: int,
+        attention_heads: int,
+        prompt_tokens: int,
+        trials: int,
+        seed: int,
+        records: int,
+        preset: str,
+        values: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        backend: str,
+    ) -> Plan:
+        """Check the arguments of `train` and resolve them, before any work."""
+        row = named(regime)
+        kind = choice("model", model, models.KINDS)
+        protocol = resolve(preset, kind, values)
+        sources = _sources(row, mix, target)
+        n, seed = integer("n", n, _MAX_SHOTS), integer("seed", seed, 1 << 64)
+        sizes = {"layers": layers, "attention_heads": attention_heads, "prompt_tokens": prompt_tokens}
+        sizes = {name: _count(name, size) for name, size in {**sizes, "trials": trials, "records": records}.items()}
+        if sizes["layers"] > 1 and kind != "stack":
+            raise ValueError(f"layers: got {layers} for model {kind!r}, wants 1, or model='stack'")
+        _check_steps(row, protocol, sizes["trials"])
+        shape = Shape(
+            trials=sizes["trials"],
+            tasks=mix.K,
+            width=mix.m,
+            features=mix.m - 1 - int(getattr(mix, "bias", False)),
+            layers=sizes["layers"],
+            attention_heads=sizes["attention_heads"],
+            tokens=sizes["prompt_tokens"],
+            task_heads=row.task_heads,
+        )
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
+        device = torch.device(device)
+        if backend != "reference":
+            backends.resolve(backend, "sampled_loss", device, dtype, mix.m)
+        config = {
+            "regime": row.describe(),
+            "n": n,
+            "model": kind,
+            **sizes,
+            "preset": preset,
+            **protocol.describe(),
+            "seed": seed,
+            "dtype": str(dtype).removeprefix("torch."),
+            "sources": {name: _described(source) for name, source in sources.items()},
+        }
+        return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, dtype, device, backend, config)
+
+    def model(self) -> Model:
+        """The model at its start."""
+        protocol, d = self.protocol, self.shape.features
+        if protocol.units == "data":
+            units = models.measured(self.sources["mix"], self.n, seed=self.seed, stream=streams.UNITS)
+        else:
+            units = models.literal(self.shape.width, protocol.number("scale", d))
+        model = models.KINDS[self.kind](
+            self.shape,
+            units,
+            see_query=protocol.see_query,
+            residual=protocol.residual,
+            trainable_entry=protocol.trainable_entry,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "heads", "prompts")}
+        start = Start(distribution=protocol.start, readout=protocol.start_readout, **sizes)
+        model.start(start, seed=self.seed, stream=streams.START)
+        return model
+
+    @cached_property
+    def _gaussian(self) -> TaskMixture | None:
+        """The task source as the closed forms take it; None where none covers the source and the model."""
+        mix: Any = self.sources["mix"]
+        if type(mix) is FixedTask:
+            zero = torch.zeros(1, mix.d, mix.d, dtype=torch.float64)
+            mix = TaskMixture(mix.theta[None], zero, [1.0], mix.noise_std, mix.feature_cov, bias=mix.bias)
+        covered = type(mix) is TaskMixture and not mix.bias and self.kind != "stack" and not self.protocol.see_query
+        return mix if covered else None
+
+    def risk(self, model: Model, prompts: bool, sample: Sample = ON_THE_WAY) -> tuple[Tensor, Tensor]:
+        """Population risk (R,) and its standard error: exact where a closed form covers the model."""
+        if self._gaussian is not None:
+            forms: dict[str, Any] = {
+                name: None if form is None else form.cpu() for name, form in model.forms(prompts).items()
+            }
+            with one_thread():
+                exact = theory.full_population_loss(self._gaussian, self.n, **forms)
+            return exact, torch.zeros_like(exact)
+        return sampled_risk(
+            model,
+            self.sources["mix"],
+            self.n,
+            seed=self.seed,
+            stream=sample.stream,
+            batches=sample.batches,
+            batch=_EVALUATION_BATCH,
+            prompts=prompts,
+            backend=self.backend,
+        )
+
+    def optimum(self) -> theory.Optimum | theory.Bound | None:
+        """The regime's optimum in the paper's sense, where it has one for this source and a single layer."""
+        find = _OPTIMA.get(self.regime.name) if isinstance(self.sources["mix"], TaskMixture) else None
+        if find is None or self._gaussian is None or self.config["regime"] != named(self.regime.name).describe():
+            return None
+        try:
+            with one_thread():
+                return find(self._gaussian, self.n)
+        except theory.NotAttained as error:
+            return theory.Bound(error.infimum)
+
+    def about(self) -> dict[str, Any]:
+        """Versions, backend and machine."""
+        serves = self.backend
+        if serves != "reference":
+            serves = backends.resolve(self.backend, "sampled_loss", self.device, self.dtype, self.shape.width)
+        machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
+        return {"backend": serves, "device": str(self.device), "machine": machine, "info": info()}
+
+
+def _sources(row: Regime, mix: Source, target: Source | None) -> dict[str, Source]:
+    """The task sources that the regime's terms name."""
+    for name, source in (("mix", mix), ("target", target)):
+        if source is not None and (isinstance(source, type) or not hasattr(source, "sample")):
+            raise TypeError(f"{name}: got a {type(source).__name__}, wants a task source such as fastlin.TaskMixture")
+    if mix is None:
+        raise TypeError("mix: got None, wants a task source such as fastlin.TaskMixture")
+    wanted = any(term.source == "target" for phase in row.phases for term in phase.objective)
+    if target is None:
+        if wanted:
+            raise ValueError(f"target: got None, wants a task source: regime {row.name!r} trains on it")
+        return {"mix": mix}
+    if not wanted:
+        raise ValueError(f"target: got a {type(target).__name__}, wants None: regime {row.name!r} does not train on it")
+    if (target.m, target.K) != (mix.m, mix.K):
+        raise ValueError(
+            f"target: has token width {target.m} and {target.K} tasks, wants {mix.m} and {mix.K}, those of mix"
+        )
+    return {"mix": mix, "target": target}
+
+
+def _check_steps(row: Regime, protocol: Protocol, trials: int) -> None:
+    """Steps, and the streams of the generator that the run needs."""
+    if not len(row.phases) <= protocol.steps < _MAX_STEPS:
+        raise ValueError(
+            f"steps: got {protocol.steps}, wants {len(row.phases)} to {_MAX_STEPS - 1}: one or more for each phase"
+        )
+    terms = max(len(phase.objective) for phase in row.phases)
+    if terms * (trials if protocol.own_data else 1) > streams.FIRST_RESERVED:
+        raise ValueError(
+            f"trials: got {trials} with their own data in {terms} terms, wants at most {streams.FIRST_RESERVED} streams"
+        )
+
+
+def _count(name: str, value: Any) -> int:
+    size = integer(name, value, 1 << 31)
+    if size == 0:
+        raise ValueError(f"{name}: got 0, wants an integer >= 1")
+    return size
+
+
+def _described(source: Any) -> Any:
+    """A source in values that JSON has; one of the user's own by its class."""
+    return source.describe() if hasattr(source, "describe") else {"source": type(source).__qualname__}

@@ -1,0 +1,258 @@
+"""`fastlin.train`: a task source, a regime and a context length, trained and set beside the theory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin import models, theory
+from fastlin.experiments.plan import REPORT, SELECT, Plan
+from fastlin.models import Model
+from fastlin.ops.sampled import Source
+from fastlin.training.loop import Job, Loop
+from fastlin.training.record import MODEL, RESULT, Folder
+from fastlin.training.regimes import Regime
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained model and what is known of it.
+
+    Attributes
+    ----------
+    risk : Tensor (trials,), float64
+        Population risk of the final parameters: exact where a closed form covers the model, else on a sample that
+        training and selection did not see. Infinite for trials that diverged.
+    risk_error : Tensor (trials,)
+        Its standard error; zero where it is exact.
+    params : dict
+        p (or None), W, v of a layer, or p, A, C, h of a stack, with leading R and every factor folded in: arguments of
+        the ops. Rows of trials that diverged are NaN.
+    best : int
+        The trial with the lowest risk on data that `risk` does not report.
+    history : dict
+        step (N,), phase (N,), lr (N,), loss (N, trials): means of the batch losses since the record before,
+        risk (N, trials), risk_error (N, trials).
+    theory : Optimum, Bound or None
+        The optimum of the regime, where one holds for a single layer; a Bound where it is not attained.
+    folder : Path or None
+    model : Model
+    diverged : dict of int to int
+        Trial to the step at which its loss was not finite.
+    config : dict
+        Everything that decides the numbers.
+    seconds : float
+        Wall time of training, over all its pieces.
+    """
+
+    risk: Tensor
+    risk_error: Tensor
+    params: dict[str, Tensor | None]
+    best: int
+    history: dict[str, Tensor]
+    theory: theory.Optimum | theory.Bound | None
+    folder: Path | None
+    model: Model
+    diverged: dict[int, int]
+    config: dict[str, Any]
+    seconds: float
+
+    @property
+    def excess(self) -> Tensor | None:
+        """Risk over the optimum, minus one: (trials,); None where there is no optimum to compare with."""
+        return None if self.theory is None else self.risk / float(self.theory) - 1.0
+
+
+def train(
+    mix: Source,
+    regime: str | Regime,
+    n: int,
+    *,
+    model: str = "full",
+    layers: int = 1,
+    attention_heads: int = 1,
+    preset: str = "tuned",
+    steps: int | None = None,
+    batch: int | None = None,
+    trials: int = 1,
+    lr: float | None = None,
+    seed: int = 0,
+    target: Source | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    prompt_tokens: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    backend: str = "auto",
+    progress: bool | None = None,
+    records: int = 100,
+    checkpoint_seconds: float = 30.0,
+    **values: Any,
+) -> Run:
+    """Train R trials of a model on fresh sequences of a task source.
+
+    Parameters
+    ----------
+    mix : TaskMixture, SphereTasks, FixedTask or PointSet
+    regime : str or Regime
+        "plain", "fine-tune", "joint", "joint+heads", "heads", or a row of one's own.
+    n : int
+        Context length.
+    model : str
+        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack".
+    layers, attention_heads, prompt_tokens : int
+        L (of a stack), H, and prompt tokens a task.
+    preset : str
+        "paper", "authors" or "tuned"; `fastlin.training.presets` has their values.
+    steps, batch, lr
+        In place of the preset's. `steps` are shared equally among the phases of a regime.
+    trials : int
+        R, each from its own initialisation; trial r starts the same whatever R is.
+    seed : int
+    target : task source, optional
+        Of the terms of a regime that ask for it.
+    out : path, optional
+        Folder of the run: description, records, checkpoints, result. New or empty, or with `resume` that of the same
+        run; a run that had ended is read from it.
+    resume : bool
+        Go on from the folder's checkpoint, with the same bits as a run that was not stopped.
+    dtype, device, backend
+        Of the parameters and the kernels.
+    progress : bool, optional
+        Show a live line; by default when standard error is a terminal.
+    records : int
+        About how many times the risk is looked at on the way.
+    checkpoint_seconds : float
+        Between checkpoints.
+    **values
+        Any field of `fastlin.training.protocol.Protocol` in place of the preset's: optimiser, schedule, clip, ...
+
+    Returns
+    -------
+    Run
+    """
+    plan = Plan.of(
+        mix,
+        regime,
+        n,
+        target=target,
+        model=model,
+        layers=layers,
+        attention_heads=attention_heads,
+        prompt_tokens=prompt_tokens,
+        trials=trials,
+        seed=seed,
+        records=records,
+        preset=preset,
+        values={"steps": steps, "batch": batch, "lr": lr, **values},
+        dtype=dtype,
+        device=device,
+        backend=backend,
+    )
+    if out is None:
+        if resume:
+            raise ValueError("resume: got True without out, wants the folder of the run to go on with")
+        return _run(plan, None, progress, checkpoint_seconds)
+    folder = Folder(Path(out), plan.config, plan.about(), resume)
+    try:
+        return _run(plan, folder, progress, checkpoint_seconds)
+    finally:
+        folder.close()
+
+
+def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_seconds: float) -> Run:
+    result = None if folder is None else folder.result()
+    if folder is not None and result is not None:
+        return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
+    optimum = plan.optimum()
+    job = Job(
+        model=plan.model(),
+        regime=plan.regime,
+        protocol=plan.protocol,
+        sources=plan.sources,
+        n=plan.n,
+        seed=plan.seed,
+        risk=plan.risk,
+        optimum=None if optimum is None else float(optimum),
+        backend=plan.backend,
+        record_every=max(plan.protocol.steps // plan.records, 1),
+        folder=folder,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )
+    loop = Loop(job)
+    held = None if folder is None else folder.restore()
+    if folder is not None and held is not None:
+        loop.restore(*held, folder.records())
+    loop.run()
+    result = _result(plan, job.model, loop)
+    if folder is not None:
+        models.save(job.model, folder.path / MODEL)
+        folder.write(RESULT, result)
+        folder.forget()
+    return _finished(plan, folder, job.model, loop.records, result)
+
+
+@torch.no_grad()
+def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
+    """What result.json says; the rows of trials that diverged become NaN."""
+    gone = list(loop.diverged)
+    for raw in model.parameters():
+        raw[gone] = torch.nan
+    choice, _ = plan.risk(model, plan.regime.prompts, SELECT)
+    risk, error = plan.risk(model, plan.regime.prompts, REPORT)
+    optimum = plan.optimum()
+    return {
+        "risk": _numbers(risk),
+        "risk_error": _numbers(error),
+        "best": int(torch.where(torch.isfinite(choice), choice, torch.inf).argmin()),
+        "theory": None if optimum is None else float(optimum),
+        "diverged": [[trial, step] for trial, step in loop.diverged.items()],
+        "seconds": loop.seconds,
+    }
+
+
+def _finished(
+    plan: Plan, folder: Folder | None, model: Model, records: list[dict[str, Any]], result: dict[str, Any]
+) -> Run:
+    with torch.no_grad():
+        forms = model.forms(plan.regime.prompts)
+    risk = _row(result["risk"], torch.inf)
+    return Run(
+        risk=risk,
+        risk_error=_row(result["risk_error"], torch.nan),
+        params={name: None if form is None else form.contiguous() for name, form in forms.items()},
+        best=result["best"],
+        history=_history(records, len(risk)),
+        theory=plan.optimum(),
+        folder=None if folder is None else folder.path,
+        model=model,
+        diverged={trial: step for trial, step in result["diverged"]},
+        config=plan.config,
+        seconds=result["seconds"],
+    )
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Numbers that JSON has; None for those that are not finite."""
+    return [value if torch.isfinite(torch.tensor(value)) else None for value in values.tolist()]
+
+
+def _row(values: list[float | None], missing: float) -> Tensor:
+    return torch.tensor([missing if value is None else value for value in values], dtype=torch.float64)
+
+
+def _history(records: list[dict[str, Any]], trials: int) -> dict[str, Tensor]:
+    rows = [record for record in records if "loss" in record]
+    exact = [0.0] * trials
+    history: dict[str, Tensor] = {name: torch.tensor([row[name] for row in rows]) for name in ("step", "phase")}
+    history["lr"] = torch.tensor([row["lr"] for row in rows], dtype=torch.float64)
+    for name in ("loss", "risk", "risk_error"):
+        missing = torch.nan if name == "risk_error" else torch.inf
+        lines = [_row(row.get(name, exact), missing) for row in rows]
+        history[name] = torch.stack(lines) if lines else torch.empty(0, trials, dtype=torch.float64)
+    return history

@@ -1,0 +1,235 @@
+"""What all models share: R trials with their own initialisations, prompts, heads, and a loss through the public ops."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fastlin.data import random
+from fastlin.models.units import UNITS, Units
+from fastlin.ops.sampled import Source, Stream
+
+Forms = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model.
+
+    Attributes
+    ----------
+    trials, tasks, width : int
+        R, K, m.
+    features : int
+        d: the coordinates before the label, without the constant one.
+    layers, attention_heads, tokens : int
+        L, H, and t prompt tokens a task.
+    task_heads : bool
+        Whether each task has its own head, or all share one.
+    """
+
+    trials: int
+    tasks: int
+    width: int
+    features: int
+    layers: int = 1
+    attention_heads: int = 1
+    tokens: int = 1
+    task_heads: bool = False
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """(R,), or (R, H) with several attention heads: the leading dimensions of attention."""
+        return (self.trials,) if self.attention_heads == 1 else (self.trials, self.attention_heads)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where raw parameters start: a distribution of mean zero, and what is added to it.
+
+    Attributes
+    ----------
+    distribution : str
+        "normal" with these standard deviations, or "uniform" between minus and plus these bounds.
+    attention, heads, prompts : float
+        Sizes of W, Wq, Wk, Wv or A, C; of v or h; of p.
+    readout : float
+        What heads have more on the label's coordinate, and value matrices on their diagonal: with 1, a model starts by
+        reading labels.
+    """
+
+    distribution: str = "normal"
+    attention: float = 0.1
+    heads: float = 0.1
+    prompts: float = 0.1
+    readout: float = 0.0
+
+
+class Model(nn.Module, ABC):
+    """R trials of a model.
+
+    Parameters
+    ----------
+    shape : Shape
+    units : Units
+        Between the raw parameters and those of the ops.
+    see_query : bool
+        Whether the query is among the keys and values.
+    residual : float
+        Factor of the identity in the layers of a stack.
+    trainable_entry : bool
+        Of the reduced model: whether its prompt is a product of a vector and a trainable last entry.
+    dtype, device
+        Of the raw parameters.
+    """
+
+    name: ClassVar[str]
+    groups: ClassVar[dict[str, tuple[str, ...]]]
+    """What regimes train, by name, and the raw parameters that belong to it."""
+    letters: ClassVar[tuple[str, ...]]
+    """The parameters of the op besides p."""
+    op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+
+    p: Tensor
+    prompt_unit: Tensor
+    attention_unit: Tensor
+    values_unit: Tensor
+    head_unit: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        units: Units,
+        *,
+        see_query: bool = False,
+        residual: float = 1.0,
+        trainable_entry: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.options = {"see_query": see_query, "residual": residual, "trainable_entry": trainable_entry}
+        self.loss_unit = units.loss
+        for name in UNITS:
+            self.register_buffer(f"{name}_unit", getattr(units, name).to(dtype=dtype, device=device))
+        for name, size in self._sizes().items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=dtype, device=device)))
+
+    def forms(self, prompts: bool = True) -> Forms:
+        """The parameters of the op, with every factor folded in; p is None without prompts."""
+        return {"p": self._tokens() if prompts else None, **self._forms()}
+
+    def assign(self, **forms: Tensor | None) -> None:
+        """Take parameters of the op, of all trials or of one that all get: the inverse of `forms`."""
+        given = {letter: form for letter, form in forms.items() if form is not None}
+        if set(given) - {"p"} != set(self.letters):
+            wants = ", ".join(self.letters)
+            raise TypeError(f"{self.name}: got {', '.join(given)}; wants {wants} and, with prompts, p")
+        raw = self._raw(given)
+        if "p" in given:
+            raw["p"] = self._raw_tokens(given["p"])
+        with torch.no_grad():
+            for name, values in raw.items():
+                getattr(self, name).copy_(values)
+
+    def loss(
+        self,
+        source: Source,
+        n: int,
+        batch: int,
+        *,
+        seed: int,
+        step: int,
+        stream: Stream = 0,
+        offset: int = 0,
+        prompts: bool = True,
+        weight: Tensor | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor]:
+        """Loss (R,) and per-task losses (R, K) on sequences that the source draws."""
+        place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+        forms = self.forms(prompts)
+        return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self._op_options())
+
+    @abstractmethod
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the raw parameters, in the order of their initialisation."""
+
+    @abstractmethod
+    def _forms(self) -> dict[str, Tensor]:
+        """The parameters of the op but p."""
+
+    @abstractmethod
+    def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `_forms`."""
+
+    def _tokens(self) -> Tensor:
+        """Prompt tokens of the op."""
+        return self.p * self.prompt_unit
+
+    def _raw_tokens(self, p: Tensor) -> Tensor:
+        """The inverse of `_tokens`."""
+        return p / self.prompt_unit.to(p)
+
+    def _op_options(self) -> dict[str, Any]:
+        return {"see_query": self.options["see_query"]}
+
+    def group(self, name: str) -> list[nn.Parameter]:
+        """The raw parameters of a group; none where the model holds them fixed."""
+        return [getattr(self, member) for member in self.groups[name] if member in self._sizes()]
+
+    @torch.no_grad()
+    def start(self, start: Start, *, seed: int, stream: int) -> None:
+        """Initialise; trial r depends on the seed and r alone, not on the number of trials."""
+        sizes = {member: getattr(start, name) for name, members in self.groups.items() for member in members}
+        for step, (name, raw) in enumerate(self.named_parameters()):
+            place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "dtype": torch.float64}
+            columns = raw[0].numel()
+            if start.distribution == "normal":
+                draws = random.normal(len(raw), columns, **place)
+            else:
+                draws = 2.0 * random.uniform(len(raw), columns, **place) - 1.0
+            raw.copy_(sizes[name] * draws.view(raw.shape) + start.readout * self._readout(name))
+
+    def _readout(self, name: str) -> Tensor | float:
+        """What one readout adds to a raw parameter: e_m for heads."""
+        if name not in self.groups["heads"]:
+            return 0.0
+        label = torch.zeros(self.shape.width, dtype=torch.float64)
+        label[-1] = 1.0
+        return label
+
+    def describe(self) -> dict[str, Any]:
+        """What `storage.load` needs besides the tensors."""
+        dtype = str(self.attention_unit.dtype).removeprefix("torch.")
+        return {"model": self.name, "shape": asdict(self.shape), **self.options, "unit": self.loss_unit, "dtype": dtype}
+
+    def _heads(self, raw: Tensor) -> Tensor:
+        """(..., K, m) from heads (..., m) that are shared or (..., K, m) that are not."""
+        heads = raw * self.head_unit
+        if self.shape.task_heads:
+            return heads
+        return heads.unsqueeze(-2).expand(*heads.shape[:-1], self.shape.tasks, self.shape.width)
+
+    def _raw_heads(self, heads: Tensor) -> Tensor:
+        """The inverse of `_heads`."""
+        raw = heads / self.head_unit.to(heads)
+        if self.shape.task_heads:
+            return raw
+        if raw.ndim > 1 and raw.shape[-2] == self.shape.tasks:
+            if not torch.equal(raw, raw[..., :1, :].expand_as(raw)):
+                raise ValueError("heads: got heads that differ between tasks, wants one for all: task_heads is False")
+            return raw[..., 0, :]
+        return raw
+
+    def _head_size(self) -> tuple[int, ...]:
+        return (self.shape.tasks, self.shape.width) if self.shape.task_heads else (self.shape.width,)
+
+    def _prompt_size(self) -> tuple[int, ...]:
+        return (self.shape.trials, self.shape.tasks, self.shape.tokens, self.shape.width)

@@ -1,0 +1,140 @@
+"""One layer of attention: the reduced, the full and the separate model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fastlin.models.base import Model
+from fastlin.ops.sampled import sampled_loss
+
+
+class _Layer(Model):
+    """Models that are p, W, v to the ops."""
+
+    letters = ("W", "v")
+    op = staticmethod(sampled_loss)
+
+
+class Full(_Layer):
+    """W (m, m) and v (m,) or (K, m) as they are: Wq Wk' and Wv h merged."""
+
+    name = "full"
+    groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
+    W: Tensor
+    v: Tensor
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        lead, m = self.shape.lead, self.shape.width
+        return {"W": (*lead, m, m), "v": (*lead, *self._head_size()), "p": self._prompt_size()}
+
+    def _forms(self) -> dict[str, Tensor]:
+        return {"W": self.W * self.attention_unit, "v": self._heads(self.v)}
+
+    def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        W, v = forms["W"], forms["v"]
+        return {"W": W / self.attention_unit.to(W), "v": self._raw_heads(v)}
+
+
+class Separate(_Layer):
+    """W = Wq Wk' and v_k = Wv h_k, formed in torch; one head h for all attention heads."""
+
+    name = "separate"
+    groups: ClassVar = {"attention": ("Wq", "Wk", "Wv"), "heads": ("h",), "prompts": ("p",)}
+    Wq: Tensor
+    Wk: Tensor
+    Wv: Tensor
+    h: Tensor
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        lead, m = self.shape.lead, self.shape.width
+        square = (*lead, m, m)
+        heads = (self.shape.trials, *self._head_size())
+        return {"Wq": square, "Wk": square, "Wv": square, "h": heads, "p": self._prompt_size()}
+
+    def _readout(self, name: str) -> Tensor | float:
+        return torch.eye(self.shape.width, dtype=torch.float64) if name == "Wv" else super()._readout(name)
+
+    def _forms(self) -> dict[str, Tensor]:
+        h = self.h if self.shape.task_heads else self.h.unsqueeze(-2)
+        if self.shape.attention_heads > 1:
+            h = h.unsqueeze(1)
+        v = (h @ self.Wv.mT) * self.head_unit
+        v = v.expand(*v.shape[:-2], self.shape.tasks, self.shape.width)
+        return {"W": (self.Wq @ self.Wk.mT) * self.attention_unit, "v": v}
+
+    def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        W, v = forms["W"], forms["v"]
+        if self.shape.attention_heads > 1:
+            raise ValueError("attention_heads: several heads have no one h and Wv of given v; wants one attention head")
+        eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)
+        return {"Wq": W / self.attention_unit.to(W), "Wk": eye, "Wv": eye, "h": self._raw_heads(v)}
+
+
+class Reduced(_Layer):
+    """The paper's eq. 7: W = [[W, 0], [0, 0]], head e_m, prompt token [p_k; 1]. With task heads, v_k and p_k are free.
+
+    Optimal prompts are of order n while a last entry of one is fixed: with `trainable_entry` p_k is the product of a
+    vector and a number, which an optimiser grows in proportion; the predictor is the same.
+    """
+
+    name = "reduced"
+    groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
+    W: Tensor
+    v: Tensor
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        shape = self.shape
+        heads = {"v": (*shape.lead, *self._head_size())} if shape.task_heads else {}
+        *lead, m = self._prompt_size()
+        whole = shape.task_heads or self.options["trainable_entry"]
+        W = (*shape.lead, shape.features, shape.features)
+        return {"W": W, **heads, "p": (*lead, m if whole else m - 1)}
+
+    def _forms(self) -> dict[str, Tensor]:
+        constant = self.shape.width - 1 - self.shape.features
+        W = torch.nn.functional.pad(self.W, (constant, 1, constant, 1)) * self.attention_unit
+        return {"W": W, "v": self._heads(self.v) if self.shape.task_heads else self._fixed_heads()}
+
+    def _fixed_heads(self) -> Tensor:
+        v = self.W.new_zeros(*self.shape.lead, self.shape.tasks, self.shape.width)
+        v[..., -1] = 1.0
+        return v
+
+    def _tokens(self) -> Tensor:
+        unit = self.prompt_unit
+        if self.shape.task_heads:
+            return self.p * unit
+        if self.options["trainable_entry"]:
+            vector = self.p[..., :-1] * self.p[..., -1:] * (unit[:-1] * unit[-1])
+        else:
+            vector = self.p * unit[:-1]
+        return torch.nn.functional.pad(vector, (0, 1), value=1.0)
+
+    def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        W, v = forms["W"], forms["v"]
+        inside = slice(self.shape.width - 1 - self.shape.features, -1)
+        block = W[..., inside, inside]
+        if int(W.count_nonzero()) != int(block.count_nonzero()):
+            raise ValueError("W: got entries outside the block of the features, wants [[W, 0], [0, 0]]")
+        raw = {"W": block / self.attention_unit[inside, inside].to(W)}
+        if self.shape.task_heads:
+            return {**raw, "v": self._raw_heads(v)}
+        if not torch.equal(v, self._fixed_heads()[0, ..., :1, :].to(v).expand_as(v)):
+            raise ValueError(
+                "v: got other heads than e_m, wants e_m: the reduced model without task heads has no other"
+            )
+        return raw
+
+    def _raw_tokens(self, p: Tensor) -> Tensor:
+        unit = self.prompt_unit.to(p)
+        if self.shape.task_heads:
+            return p / unit
+        vector = p[..., :-1] * p[..., -1:]
+        if not self.options["trainable_entry"]:
+            return vector / unit[:-1]
+        # The number of the product is one in its unit.
+        return torch.nn.functional.pad(vector / (unit[:-1] * unit[-1]), (0, 1), value=1.0)

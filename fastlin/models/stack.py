@@ -1,0 +1,54 @@
+"""L layers of attention with residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastlin.models.base import Model
+from fastlin.ops.sampled import sampled_stack_loss
+
+
+class Stack(Model):
+    """A_l = Wq Wk' and C_l = Wv of each layer, and heads h that read the query after the last.
+
+    One layer has no residual, and takes W, v in `assign` as A, h with C = I.
+    """
+
+    name = "stack"
+    groups: ClassVar = {"attention": ("A", "C"), "heads": ("h",), "prompts": ("p",)}
+    letters = ("A", "C", "h")
+    op = staticmethod(sampled_stack_loss)
+    A: Tensor
+    C: Tensor
+    h: Tensor
+
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        shape, m = self.shape, self.shape.width
+        square = (shape.trials, shape.layers, *shape.lead[1:], m, m)
+        return {"A": square, "C": square, "h": (shape.trials, *self._head_size()), "p": self._prompt_size()}
+
+    def _readout(self, name: str) -> Tensor | float:
+        return torch.eye(self.shape.width, dtype=torch.float64) if name == "C" else super()._readout(name)
+
+    def _op_options(self) -> dict[str, Any]:
+        return {**super()._op_options(), "residual": self.options["residual"]}
+
+    def _forms(self) -> dict[str, Tensor]:
+        A, C = self.A * self.attention_unit, self.C * self.values_unit
+        return {"A": A, "C": C, "h": self._heads(self.h)}
+
+    def assign(self, **forms: Tensor | None) -> None:
+        """Take p, A, C, h, or p, W, v of one layer."""
+        W = forms.get("W")
+        if W is not None and self.shape.layers == self.shape.attention_heads == 1:
+            eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)
+            forms = {"p": forms.get("p"), "A": W.unsqueeze(-3), "C": eye, "h": forms.get("v")}
+        super().assign(**forms)
+
+    def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        A, C, h = (forms[letter] for letter in self.letters)
+        return {"A": A / self.attention_unit.to(A), "C": C / self.values_unit.to(C), "h": self._raw_heads(h)}

@@ -1,0 +1,365 @@
+"""The loop: any model, regime and number of trials.
+
+A step asks the model for its loss on fresh sequences, which depend on the seed and the step alone, and the optimiser
+for an update. Trials never meet: the loss is a sum over them, and each trial's gradient is its own. A checkpoint holds
+all that a run is at a step, and a loop that is given it goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlin.data.sources import TaskMixture
+from fastlin.models import Model
+from fastlin.ops.sampled import Source, Stream
+from fastlin.training import checkpoint
+from fastlin.training.progress import Progress
+from fastlin.training.protocol import Protocol
+from fastlin.training.record import Folder
+from fastlin.training.regimes import Phase, Regime, Term
+from fastlin.training.signals import interruptible
+
+# (model, whether prompts are prepended) -> risk and standard error, both (R,).
+Risk = Callable[[Model, bool], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a loop is to do.
+
+    Attributes
+    ----------
+    model : Model
+        Initialised.
+    regime, protocol
+    sources : dict
+        "mix", and "target" where the regime wants it.
+    n, seed : int
+    risk : callable
+        Risk and standard error on the way.
+    optimum : float or None
+        The risk that progress is shown against.
+    backend : str
+    record_every : int
+        Steps between records.
+    folder : Folder or None
+    checkpoint_seconds : float
+    progress : bool or None
+        None: when the output is a terminal.
+    """
+
+    model: Model
+    regime: Regime
+    protocol: Protocol
+    sources: dict[str, Source]
+    n: int
+    seed: int
+    risk: Risk
+    optimum: float | None
+    backend: str
+    record_every: int
+    folder: Folder | None
+    checkpoint_seconds: float
+    progress: bool | None
+
+
+class _Draw(NamedTuple):
+    """A term of an objective, ready for the ops."""
+
+    term: Term
+    shots: int
+    sources: list[Source]  # one, or one for each task in turn
+    stream: Stream
+    batch: int
+    weight: Tensor | None
+
+
+class Loop:
+    """A run in the making.
+
+    Attributes
+    ----------
+    step : int
+        Steps done.
+    diverged : dict of int to int
+        Trial to the step at which its loss was not finite.
+    records : list of dict
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.step = 0
+        self.seconds = 0.0
+        self.diverged: dict[int, int] = {}
+        self.records: list[dict[str, Any]] = []
+        self.optimiser: torch.optim.Optimizer | None = None
+        self._average: list[Tensor] = []
+        self._averaged = 0
+        trials = job.model.shape.trials
+        self._loss = torch.zeros(trials)
+        self._total = torch.zeros(trials, dtype=torch.float64)
+        self._summed = 0
+        self._dead: Tensor | None = None
+        shares = len(job.regime.phases)
+        self._ends = [job.protocol.steps * (i + 1) // shares for i in range(shares)]
+
+    def run(self) -> None:
+        """Train to the end, from where the state is."""
+        job = self.job
+        started, before = time.monotonic(), self.seconds
+        saved = started
+        with (
+            interruptible(job.folder is not None) as signal,
+            Progress(job.progress, self.step, job.protocol.steps) as progress,
+        ):
+            for phase, draws, first, end in self._phases():
+                while self.step < end:
+                    now = time.monotonic()
+                    self.seconds = before + now - started
+                    if job.folder is not None and (signal.caught or now - saved >= job.checkpoint_seconds):
+                        self._save(job.folder)
+                        saved = now
+                    signal.raise_if_caught()
+                    share = (self.step - first) / (end - first)
+                    self._one_step(phase, draws, share)
+                    self.step += 1
+                    self._add_to_average(share)
+                    if self.step == end:
+                        self._take_average()
+                    if self.step % job.record_every == 0 or self.step == end:
+                        self._record(phase)
+                    progress.show(self.step, self._sequences(draws), self.records, job.optimum)
+                self.optimiser = None
+        self.seconds = before + time.monotonic() - started
+
+    def _phases(self) -> Iterator[tuple[Phase, list[_Draw], int, int]]:
+        """The phases that are left, each with its optimiser made and its parameters set to train."""
+        firsts = [0, *self._ends[:-1]]
+        for phase, first, end in zip(self.job.regime.phases, firsts, self._ends, strict=True):
+            if self.step >= end:
+                continue
+            if self.optimiser is None:
+                self._begin(phase)
+            yield phase, [self._draw(phase, i) for i in range(len(phase.objective))], first, end
+
+    def _begin(self, phase: Phase) -> None:
+        model = self.job.model
+        model.requires_grad_(False)
+        trained = [raw for group in phase.trains for raw in model.group(group)]
+        for raw in trained:
+            raw.requires_grad_(True)
+        self.optimiser = self.job.protocol.make_optimiser(trained)
+        self._largest = [group["lr"] for group in self.optimiser.param_groups]
+        self._average, self._averaged = [], 0
+
+    def _draw(self, phase: Phase, index: int) -> _Draw:
+        job, term = self.job, phase.objective[index]
+        protocol, source, trials = job.protocol, job.sources[term.source], job.model.shape.trials
+        stream: Stream = list(range(index * trials, (index + 1) * trials)) if protocol.own_data else index
+        shots = job.n if term.shots is None else term.shots
+        mixed = isinstance(source, TaskMixture) and source.K > 1
+        batch, weight, sources = protocol.batch, None, [source]
+        if mixed and protocol.prompts_in_turn and phase.trains == ("prompts",):
+            assert isinstance(source, TaskMixture)
+            sources = [_reweighted(source, row, False) for row in torch.eye(source.K, dtype=torch.float64)]
+        elif mixed and protocol.batch_per_task:
+            assert isinstance(source, TaskMixture)
+            equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
+            sources, weight, batch = [_reweighted(source, equal, True)], source.weights, batch * source.K
+        return _Draw(term, shots, sources, stream, batch, weight)
+
+    def _one_step(self, phase: Phase, draws: list[_Draw], share: float) -> None:
+        optimiser, protocol = self.optimiser, self.job.protocol
+        assert optimiser is not None
+        factor = protocol.factor(share)
+        for group, largest in zip(optimiser.param_groups, self._largest, strict=True):
+            group["lr"] = largest * factor
+
+        def closure() -> float:
+            optimiser.zero_grad()
+            loss = self._objective(phase, draws, share)
+            total = loss.sum() / self.job.model.loss_unit
+            torch.autograd.backward(total)
+            self._loss = loss.detach()
+            value = total.item()
+            if not math.isfinite(value):
+                self._bury(~torch.isfinite(self._loss).cpu())
+            if self._dead is not None:
+                for raw in self._trained():
+                    assert raw.grad is not None
+                    raw.grad[self._dead] = 0.0
+            if protocol.clip is not None:
+                _clip(self._trained(), protocol.clip)
+            return value
+
+        optimiser.step(closure)
+        self._total += self._loss
+        self._summed += 1
+
+    def _objective(self, phase: Phase, draws: list[_Draw], share: float) -> Tensor:
+        """The loss of each trial, (R,)."""
+        job, losses = self.job, []
+        for draw in draws:
+            loss, _ = job.model.loss(
+                draw.sources[self.step % len(draw.sources)],
+                draw.shots,
+                draw.batch,
+                seed=job.seed,
+                step=self.step,
+                stream=draw.stream,
+                prompts=phase.prompts,
+                weight=draw.weight,
+                backend=job.backend,
+            )
+            weight = draw.term.weight_at(share)
+            losses.append(loss if weight == 1.0 else weight * loss)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
+
+    def _trained(self) -> list[Tensor]:
+        assert self.optimiser is not None
+        return [raw for group in self.optimiser.param_groups for raw in group["params"]]
+
+    @torch.no_grad()
+    def _bury(self, bad: Tensor) -> None:
+        """End trials: their rows of parameters, gradients, averages and optimiser are zero from here on."""
+        trials = len(bad)
+        for trial in bad.nonzero()[:, 0].tolist():
+            if trial not in self.diverged:
+                self.diverged[trial] = self.step
+                self._add({"step": self.step, "diverged": trial})
+        assert self.optimiser is not None
+        held = [
+            value for state in self.optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
+        ]
+        rows = [raw for raw in (*self.job.model.parameters(), *self._average, *held) if raw.ndim and len(raw) == trials]
+        self._dead = torch.zeros(trials, dtype=torch.bool)
+        self._dead[list(self.diverged)] = True
+        for raw in rows:
+            raw[self._dead] = 0.0
+
+    @torch.no_grad()
+    def _add_to_average(self, share: float) -> None:
+        if share < 1.0 - self.job.protocol.average:
+            return
+        trained = [raw.detach() for raw in self._trained()]
+        if not self._average:
+            self._average = [torch.zeros_like(raw) for raw in trained]
+        self._averaged += 1
+        torch._foreach_lerp_(self._average, trained, 1.0 / self._averaged)
+
+    @torch.no_grad()
+    def _take_average(self) -> None:
+        for raw, average in zip(self._trained(), self._average, strict=False):
+            raw.copy_(average)
+        self._average, self._averaged = [], 0
+
+    def _record(self, phase: Phase) -> None:
+        """Mean losses since the last record, and the risk now."""
+        with torch.no_grad():
+            risk, error = self.job.risk(self.job.model, phase.prompts)
+        record: dict[str, Any] = {
+            "step": self.step,
+            "phase": self.job.regime.phases.index(phase),
+            "lr": self.optimiser.param_groups[0]["lr"] if self.optimiser is not None else None,
+            "loss": self._numbers(self._total / self._summed),
+            "risk": self._numbers(risk),
+        }
+        if bool(error.any()):
+            record["risk_error"] = self._numbers(error)
+        self._add(record)
+        self._total.zero_()
+        self._summed = 0
+
+    def _numbers(self, values: Tensor) -> list[float | None]:
+        """One for each trial; None for those that have diverged."""
+        return [None if trial in self.diverged else value for trial, value in enumerate(values.tolist())]
+
+    def _add(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        if self.job.folder is not None:
+            self.job.folder.append(record)
+
+    def _sequences(self, draws: list[_Draw]) -> int:
+        return sum(draw.batch for draw in draws)
+
+    def _save(self, folder: Folder) -> None:
+        tensors: dict[str, Tensor] = {}
+        held = {
+            "model": dict(self.job.model.named_parameters()),
+            "optimiser": None if self.optimiser is None else self.optimiser.state_dict(),
+            "largest": self._largest,
+            "average": self._average,
+            "averaged": self._averaged,
+            "total": self._total,
+            "summed": self._summed,
+            "step": self.step,
+            "seconds": self.seconds,
+            "diverged": self.diverged,
+        }
+        folder.save(checkpoint.flatten(held, "state", tensors), tensors)
+
+    def restore(self, tree: dict[str, Any], tensors: dict[str, Tensor], records: list[dict[str, Any]]) -> None:
+        """Take a checkpoint's state, and the records up to it."""
+        held = checkpoint.restore(tree, tensors)
+        self.step, self.seconds, self.records = held["step"], held["seconds"], records
+        with torch.no_grad():
+            for name, raw in self.job.model.named_parameters():
+                raw.copy_(held["model"][name])
+        phase = next(phase for phase, end in zip(self.job.regime.phases, self._ends, strict=True) if self.step < end)
+        self._begin(phase)
+        assert self.optimiser is not None
+        self.optimiser.load_state_dict(held["optimiser"])
+        self._largest, self._average, self._averaged = held["largest"], held["average"], held["averaged"]
+        self._total, self._summed, self.diverged = held["total"], held["summed"], held["diverged"]
+        if self.diverged:
+            self._bury(torch.zeros(self.job.model.shape.trials, dtype=torch.bool))
+
+
+def _reweighted(mix: TaskMixture, weights: Tensor, stratify: bool) -> TaskMixture:
+    """The same tasks at other probabilities."""
+    return TaskMixture(
+        mix.means, mix.covariances, weights, mix.noise_std, mix.feature_cov, bias=mix.bias, stratify=stratify
+    )
+
+
+@torch.no_grad()
+def _clip(trained: list[Tensor], largest: float) -> None:
+    """Shorten the gradient of each trial to a norm of at most `largest`."""
+    gradients = [raw.grad for raw in trained if raw.grad is not None]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    if bool((norms > largest).any()):
+        factors = (largest / norms).clamp(max=1.0)
+        for gradient in gradients:
+            gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
+
+
+def sampled_risk(
+    model: Model,
+    source: Source,
+    n: int,
+    *,
+    seed: int,
+    stream: int,
+    batches: int,
+    batch: int,
+    prompts: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Risk (R,) and its standard error on fresh sequences, from the means of batches; float64."""
+    with torch.no_grad():
+        losses = torch.stack(
+            [
+                model.loss(source, n, batch, seed=seed, step=i, stream=stream, prompts=prompts, backend=backend)[
+                    0
+                ].double()
+                for i in range(batches)
+            ]
+        )
+    return losses.mean(0), losses.std(0) / math.sqrt(batches)

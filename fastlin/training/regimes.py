@@ -1,0 +1,133 @@
+"""Regimes: what trains, phase after phase, and on which objective.
+
+    regime        phases                                             heads
+    plain         attention and heads, no prompts                    shared
+    fine-tune     plain; then prompts, all else frozen               shared
+    joint         attention, heads and prompts                       shared
+    joint+heads   attention, heads and prompts                       per task
+    heads         attention and heads, no prompts                    per task
+
+A user's own regime is a `Regime` in the place of a name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of an objective: weight times the loss at a number of shots on a task source.
+
+    Attributes
+    ----------
+    shots : int or None
+        Context length; None is the run's n.
+    weight : tuple of two float
+        At the phase's first step and at its end; linear between them.
+    source : str
+        "mix", or "target": the task source that the run was given under that name.
+    """
+
+    shots: int | None = None
+    weight: tuple[float, float] = (1.0, 1.0)
+    source: str = "mix"
+
+    def weight_at(self, progress: float) -> float:
+        """The weight at a share of the phase, from 0 to 1."""
+        first, last = self.weight
+        return first + (last - first) * progress
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with its own optimiser and schedule.
+
+    Attributes
+    ----------
+    trains : tuple of str
+        Of "attention", "heads", "prompts"; the rest is frozen.
+    prompts : bool
+        Whether prompts are prepended.
+    objective : tuple of Term
+    """
+
+    trains: tuple[str, ...]
+    prompts: bool
+    objective: tuple[Term, ...] = (Term(),)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name : str
+    phases : tuple of Phase
+        The steps of a run are shared equally among them.
+    task_heads : bool
+        Whether each task has its own head.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    task_heads: bool = False
+
+    @property
+    def prompts(self) -> bool:
+        """Whether the trained model has prompts."""
+        return self.phases[-1].prompts
+
+    def describe(self) -> dict[str, Any]:
+        """The row in values that JSON has."""
+        return asdict(self)
+
+
+_PLAIN = Phase(("attention", "heads"), prompts=False)
+_PROMPTS = Phase(("prompts",), prompts=True)
+_ALL = Phase(("attention", "heads", "prompts"), prompts=True)
+
+REGIMES = {
+    row.name: row
+    for row in (
+        Regime("plain", (_PLAIN,)),
+        Regime("fine-tune", (_PLAIN, _PROMPTS)),
+        Regime("joint", (_ALL,)),
+        Regime("joint+heads", (_ALL,), task_heads=True),
+        Regime("heads", (_PLAIN,), task_heads=True),
+    )
+}
+
+
+def named(regime: str | Regime) -> Regime:
+    """The row of a name; a row of the caller's own is checked."""
+    if isinstance(regime, str):
+        return REGIMES[choice("regime", regime, REGIMES)]
+    if not isinstance(regime, Regime):
+        raise TypeError(f"regime: got {regime!r}, wants one of {', '.join(REGIMES)} or a Regime")
+    if not regime.phases:
+        raise ValueError("regime: has no phases, wants at least one")
+    for i, phase in enumerate(regime.phases):
+        for name in phase.trains:
+            choice(f"regime.phases[{i}].trains", name, ("attention", "heads", "prompts"))
+        if not phase.trains or not phase.objective:
+            raise ValueError(f"regime.phases[{i}]: trains nothing or has no objective, wants both")
+        if "prompts" in phase.trains and not phase.prompts:
+            raise ValueError(f"regime.phases[{i}]: trains prompts that it does not prepend, wants prompts=True")
+        for term in phase.objective:
+            choice(f"regime.phases[{i}].objective.source", term.source, ("mix", "target"))
+    return regime
+
+
+def choice(where: str, value: Any, allowed: Iterable[str]) -> str:
+    """`value` if it is among those allowed, else an error with the nearest one."""
+    names = list(allowed)
+    if value in names:
+        return str(value)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ValueError(f"{where}: got {value!r}{hint}, wants one of {', '.join(names)}")
