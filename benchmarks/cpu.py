@@ -17,6 +17,7 @@ from benchmarks.rows import Entrant, Race, Ratio, Result, Row, Session, Within, 
 from benchmarks.sampled import Normals, SampledRace
 from benchmarks.sweep import Sweep
 from benchmarks.timing import ColdCache
+from benchmarks.training import Cell
 
 WIDTHS = (
     *(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 21, 22, 24, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),
@@ -163,6 +164,7 @@ ROWS: tuple[Row, ...] = (
         rounds=9,
     ),
     Normals("normals", 1.2e-9),
+    Cell("cell", n=20, trials=50, steps=20_000, seconds=150.0, peak=100e9, overhead=1.1),
     Workspace("sampled-memory", Shape("sampled_loss", n=100), 64_000_000, times=10),
 )
 

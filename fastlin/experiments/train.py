@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def train(
     backend: str = "auto",
     progress: bool | None = None,
     records: int = 100,
-    checkpoint_seconds: float = 30.0,
+    checkpoint_seconds: float = 10.0,
     **values: Any,
 ) -> Run:
     """Train R trials of a model on fresh sequences of a task source.
@@ -157,11 +158,27 @@ def train(
         if resume:
             raise ValueError("resume: got True without out, wants the folder of the run to go on with")
         return _run(plan, None, progress, checkpoint_seconds)
-    folder = Folder(Path(out), plan.config, plan.about(), resume)
+    about = plan.about()
+    folder = Folder(Path(out), plan.config, about, resume)
     try:
+        _warn_of_changes(folder.about(), about)
         return _run(plan, folder, progress, checkpoint_seconds)
     finally:
         folder.close()
+
+
+def _warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say what may keep a resumed run from having the same bits."""
+    then, today = _installation(before), _installation(now)
+    changed = [f"{name} {then.get(name)} is now {what}" for name, what in today.items() if then.get(name) != what]
+    if changed:
+        message = f"train: resumed on another installation ({'; '.join(changed)}): the last digits may differ"
+        warnings.warn(message, stacklevel=3)
+
+
+def _installation(run: dict[str, Any]) -> dict[str, Any]:
+    found = run["info"]
+    return {"backend": run["backend"], "instruction set": found["instruction_set"], **found["versions"]}
 
 
 def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_seconds: float) -> Run:

@@ -103,8 +103,7 @@ class Loop:
         self._average: list[Tensor] = []
         self._averaged = 0
         trials = job.model.shape.trials
-        self._loss = torch.zeros(trials)
-        self._total = torch.zeros(trials, dtype=torch.float64)
+        self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=job.model.attention_unit.device)
         self._summed = 0
         self._dead: Tensor | None = None
         shares = len(job.regime.phases)
@@ -200,7 +199,7 @@ class Loop:
             return value
 
         optimiser.step(closure)
-        self._total += self._loss
+        self._total = self._total + self._loss
         self._summed += 1
 
     def _objective(self, phase: Phase, draws: list[_Draw], share: float) -> Tensor:
@@ -274,7 +273,7 @@ class Loop:
         if bool(error.any()):
             record["risk_error"] = self._numbers(error)
         self._add(record)
-        self._total.zero_()
+        self._total = torch.zeros_like(self._total)
         self._summed = 0
 
     def _numbers(self, values: Tensor) -> list[float | None]:
@@ -317,7 +316,8 @@ class Loop:
         assert self.optimiser is not None
         self.optimiser.load_state_dict(held["optimiser"])
         self._largest, self._average, self._averaged = held["largest"], held["average"], held["averaged"]
-        self._total, self._summed, self.diverged = held["total"], held["summed"], held["diverged"]
+        self._total = held["total"].to(self._total.device)
+        self._summed, self.diverged = held["summed"], held["diverged"]
         if self.diverged:
             self._bury(torch.zeros(self.job.model.shape.trials, dtype=torch.bool))
 
