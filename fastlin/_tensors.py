@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fastlin._files import replacing
@@ -33,7 +34,10 @@ def write(path: Path, kind: str, description: Mapping[str, Any], tensors: Mappin
     description : mapping
     tensors : mapping of str to Tensor
     """
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Copies: the format has no place for tensors that share memory.
+    held = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     body = {"kind": kind, "version": VERSION, "description": description}
     text = json.dumps(body, allow_nan=True)
     metadata = {"fastlin": text, "sha256": _digest(text, held)}
@@ -77,5 +81,5 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

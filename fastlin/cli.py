@@ -173,10 +173,12 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _value(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as TOML reads it or, where it cannot, as a word."""
+    """NAME=VALUE, the value as TOML reads it or, where it cannot, as a word; none is None."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"--set: got {text!r}, wants NAME=VALUE")
+    if value.lower() == "none":
+        return name, None
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

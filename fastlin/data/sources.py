@@ -10,10 +10,11 @@ Where the extension is there its kernels draw, in the dtype that is asked for; t
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -253,16 +254,25 @@ class TaskMixture(LinearTasks):
         self.means = check_array("means", means, ("K", "d"))
         K, d = self.means.shape
         self.covariances = check_covariances("covariances", covariances, (K, d, d))
-        self.weights = check_array("weights", weights, (K,))
+        self.K = K
+        self._weigh(weights, stratify)
+        super().__init__(d, noise_std, feature_cov, bias)
+        self._factors = torch.stack([factor(covariance) for covariance in self.covariances]).contiguous()
+
+    def _weigh(self, weights: Any, stratify: bool) -> None:
+        self.weights = check_array("weights", weights, (self.K,))
         total = float(self.weights.sum())
         if bool((self.weights < 0).any()) or abs(total - 1) > 1e-9:
             raise ValueError(f"weights: got {self.weights.tolist()} of sum {total}, wants numbers >= 0 of sum 1")
-        super().__init__(d, noise_std, feature_cov, bias)
-        self.K = K
-        self._factors = torch.stack([factor(covariance) for covariance in self.covariances]).contiguous()
         self._cumulative = self.weights.cumsum(0)
         self.stratify = stratify
         self._strata = balanced_tasks(self.weights) if stratify else None
+
+    def reweighted(self, weights: Any, stratify: bool = False) -> Self:
+        """The same source with its tasks at other probabilities (K,)."""
+        other = copy.copy(self)
+        other._weigh(weights, stratify)
+        return other
 
     def _recipe(self) -> Recipe:
         means = _as_read("means", self.means, (self.K, self.d))

@@ -111,6 +111,10 @@ class Plan:
         if sizes["layers"] > 1 and kind != "stack":
             raise ValueError(f"layers: got {layers} for model {kind!r}, wants 1, or model='stack'")
         _check_steps(row, protocol, sizes["trials"])
+        if kind == "reduced" and not row.task_heads:
+            for i, phase in enumerate(row.phases):
+                if phase.trains == ("heads",):
+                    raise ValueError(f"regime.phases[{i}]: trains heads, which the reduced model has fixed; wants more")
         shape = Shape(
             trials=sizes["trials"],
             tasks=mix.K,
@@ -123,7 +127,11 @@ class Plan:
         )
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
+        choice("backend", backend, ("auto", "reference", *backends.names(), *backends.ABSENT))
         if backend != "reference":
             backends.resolve(backend, "sampled_loss", device, dtype, mix.m)
         config = {
@@ -137,6 +145,8 @@ class Plan:
             "dtype": str(dtype).removeprefix("torch."),
             "sources": {name: _described(source) for name, source in sources.items()},
         }
+        if isinstance(protocol.optimiser, str):
+            protocol.make_optimiser([torch.nn.Parameter(torch.zeros(1, 1))])
         return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, dtype, device, backend, config)
 
     def model(self) -> Model:
@@ -156,7 +166,7 @@ class Plan:
             device=self.device,
         )
         sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "heads", "prompts")}
-        start = Start(distribution=protocol.start, readout=protocol.start_readout, **sizes)
+        start = Start(protocol.start, protocol.start_prompts_as, readout=protocol.start_readout, **sizes)
         model.start(start, seed=self.seed, stream=streams.START)
         return model
 

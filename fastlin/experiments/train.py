@@ -15,7 +15,7 @@ from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
 from fastlin.training.loop import Job, Loop
-from fastlin.training.record import MODEL, RESULT, Folder
+from fastlin.training.record import MODEL, Folder
 from fastlin.training.regimes import Regime
 
 
@@ -154,6 +154,12 @@ def train(
         device=device,
         backend=backend,
     )
+    if isinstance(checkpoint_seconds, bool) or not isinstance(checkpoint_seconds, (int, float)):
+        raise TypeError(f"checkpoint_seconds: got {checkpoint_seconds!r}, wants a number >= 0")
+    if not checkpoint_seconds >= 0:
+        raise ValueError(f"checkpoint_seconds: got {checkpoint_seconds!r}, wants a number >= 0")
+    if out is not None and not isinstance(out, (str, Path)):
+        raise TypeError(f"out: got {out!r}, wants the path of a folder, or None")
     if out is None:
         if resume:
             raise ValueError("resume: got True without out, wants the folder of the run to go on with")
@@ -182,7 +188,7 @@ def _installation(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_seconds: float) -> Run:
-    result = None if folder is None else folder.result()
+    result = None if folder is None else folder.result(lambda found: _what_is_wrong(found, plan.shape.trials))
     if folder is not None and result is not None:
         return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
     optimum = plan.optimum()
@@ -209,17 +215,20 @@ def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_se
     result = _result(plan, job.model, loop)
     if folder is not None:
         models.save(job.model, folder.path / MODEL)
-        folder.write(RESULT, result)
-        folder.forget()
+        folder.finish(result)
+        loop.signal.raise_if_caught()
     return _finished(plan, folder, job.model, loop.records, result)
 
 
 @torch.no_grad()
 def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
     """What result.json says; the rows of trials that diverged become NaN."""
-    gone = list(loop.diverged)
+    last, _ = plan.risk(model, plan.regime.prompts)
+    for trial in (~torch.isfinite(last)).nonzero()[:, 0].tolist():
+        # What went wrong in the last step has had no loss to show it.
+        loop.diverged.setdefault(trial, loop.step)
     for raw in model.parameters():
-        raw[gone] = torch.nan
+        raw[list(loop.diverged)] = torch.nan
     choice, _ = plan.risk(model, plan.regime.prompts, SELECT)
     risk, error = plan.risk(model, plan.regime.prompts, REPORT)
     optimum = plan.optimum()
@@ -231,6 +240,24 @@ def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
         "diverged": [[trial, step] for trial, step in loop.diverged.items()],
         "seconds": loop.seconds,
     }
+
+
+def _what_is_wrong(result: dict[str, Any], trials: int) -> str | None:
+    """Of a result that was read from a file."""
+    for name in ("risk", "risk_error"):
+        values = result.get(name)
+        if not isinstance(values, list) or [value for value in values if not isinstance(value, float | None)]:
+            return f"{name} is not a list of numbers"
+        if len(values) != trials:
+            return f"{name} is not a list of {trials} numbers"
+    if result.get("best") not in range(trials):
+        return f"best is not one of {trials} trials"
+    if not isinstance(result.get("seconds"), float):
+        return "seconds is not a number"
+    pairs = result.get("diverged")
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return "diverged is not a list of trials and steps"
+    return None
 
 
 def _finished(

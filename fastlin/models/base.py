@@ -54,8 +54,8 @@ class Start:
 
     Attributes
     ----------
-    distribution : str
-        "normal" with these standard deviations, or "uniform" between minus and plus these bounds.
+    distribution, prompt_distribution : str
+        "normal" with these standard deviations, or "uniform" between minus and plus these bounds; the second is of p.
     attention, heads, prompts : float
         Sizes of W, Wq, Wk, Wv or A, C; of v or h; of p.
     readout : float
@@ -64,6 +64,7 @@ class Start:
     """
 
     distribution: str = "normal"
+    prompt_distribution: str = "normal"
     attention: float = 0.1
     heads: float = 0.1
     prompts: float = 0.1
@@ -131,6 +132,15 @@ class Model(nn.Module, ABC):
         if set(given) - {"p"} != set(self.letters):
             wants = ", ".join(self.letters)
             raise TypeError(f"{self.name}: got {', '.join(given)}; wants {wants} and, with prompts, p")
+        with torch.no_grad():
+            wanted = {letter: form.shape for letter, form in self.forms().items() if form is not None}
+        for letter, form in given.items():
+            allowed = [tuple(wanted[letter]), tuple(wanted[letter][1:])]
+            if letter in ("v", "h") and not self.shape.task_heads:
+                allowed.append(allowed[1][:-2] + allowed[1][-1:])
+            if tuple(form.shape) not in allowed:
+                wants = " or ".join(map(str, allowed))
+                raise ValueError(f"{letter}: got shape {tuple(form.shape)}, wants {wants}")
         raw = self._raw(given)
         if "p" in given:
             raw["p"] = self._raw_tokens(given["p"])
@@ -191,7 +201,8 @@ class Model(nn.Module, ABC):
         for step, (name, raw) in enumerate(self.named_parameters()):
             place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "dtype": torch.float64}
             columns = raw[0].numel()
-            if start.distribution == "normal":
+            kind = start.prompt_distribution if name in self.groups["prompts"] else start.distribution
+            if kind == "normal":
                 draws = random.normal(len(raw), columns, **place)
             else:
                 draws = 2.0 * random.uniform(len(raw), columns, **place) - 1.0
@@ -217,14 +228,16 @@ class Model(nn.Module, ABC):
             return heads
         return heads.unsqueeze(-2).expand(*heads.shape[:-1], self.shape.tasks, self.shape.width)
 
-    def _raw_heads(self, heads: Tensor) -> Tensor:
+    def _raw_heads(self, letter: str, heads: Tensor) -> Tensor:
         """The inverse of `_heads`."""
         raw = heads / self.head_unit.to(heads)
         if self.shape.task_heads:
             return raw
         if raw.ndim > 1 and raw.shape[-2] == self.shape.tasks:
             if not torch.equal(raw, raw[..., :1, :].expand_as(raw)):
-                raise ValueError("heads: got heads that differ between tasks, wants one for all: task_heads is False")
+                raise ValueError(
+                    f"{letter}: got heads that differ between tasks, wants one for all: task_heads is False"
+                )
             return raw[..., 0, :]
         return raw
 

@@ -36,7 +36,7 @@ class Full(_Layer):
 
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         W, v = forms["W"], forms["v"]
-        return {"W": W / self.attention_unit.to(W), "v": self._raw_heads(v)}
+        return {"W": W / self.attention_unit.to(W), "v": self._raw_heads("v", v)}
 
 
 class Separate(_Layer):
@@ -71,7 +71,7 @@ class Separate(_Layer):
         if self.shape.attention_heads > 1:
             raise ValueError("attention_heads: several heads have no one h and Wv of given v; wants one attention head")
         eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)
-        return {"Wq": W / self.attention_unit.to(W), "Wk": eye, "Wv": eye, "h": self._raw_heads(v)}
+        return {"Wq": W / self.attention_unit.to(W), "Wk": eye, "Wv": eye, "h": self._raw_heads("v", v)}
 
 
 class Reduced(_Layer):
@@ -111,7 +111,7 @@ class Reduced(_Layer):
         if self.options["trainable_entry"]:
             vector = self.p[..., :-1] * self.p[..., -1:] * (unit[:-1] * unit[-1])
         else:
-            vector = self.p * unit[:-1]
+            vector = self.p * (unit[:-1] * unit[-1])
         return torch.nn.functional.pad(vector, (0, 1), value=1.0)
 
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ class Reduced(_Layer):
             raise ValueError("W: got entries outside the block of the features, wants [[W, 0], [0, 0]]")
         raw = {"W": block / self.attention_unit[inside, inside].to(W)}
         if self.shape.task_heads:
-            return {**raw, "v": self._raw_heads(v)}
+            return {**raw, "v": self._raw_heads("v", v)}
         if not torch.equal(v, self._fixed_heads()[0, ..., :1, :].to(v).expand_as(v)):
             raise ValueError(
                 "v: got other heads than e_m, wants e_m: the reduced model without task heads has no other"
@@ -135,6 +135,6 @@ class Reduced(_Layer):
             return p / unit
         vector = p[..., :-1] * p[..., -1:]
         if not self.options["trainable_entry"]:
-            return vector / unit[:-1]
+            return vector / (unit[:-1] * unit[-1])
         # The number of the product is one in its unit.
         return torch.nn.functional.pad(vector / (unit[:-1] * unit[-1]), (0, 1), value=1.0)

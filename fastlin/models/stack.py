@@ -46,9 +46,9 @@ class Stack(Model):
         W = forms.get("W")
         if W is not None and self.shape.layers == self.shape.attention_heads == 1:
             eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)
-            forms = {"p": forms.get("p"), "A": W.unsqueeze(-3), "C": eye, "h": forms.get("v")}
+            forms = {"p": forms.get("p"), "A": W.unsqueeze(-3), "C": eye[None], "h": forms.get("v")}
         super().assign(**forms)
 
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         A, C, h = (forms[letter] for letter in self.letters)
-        return {"A": A / self.attention_unit.to(A), "C": C / self.values_unit.to(C), "h": self._raw_heads(h)}
+        return {"A": A / self.attention_unit.to(A), "C": C / self.values_unit.to(C), "h": self._raw_heads("h", h)}

@@ -24,7 +24,7 @@ from fastlin.training.progress import Progress
 from fastlin.training.protocol import Protocol
 from fastlin.training.record import Folder
 from fastlin.training.regimes import Phase, Regime, Term
-from fastlin.training.signals import interruptible
+from fastlin.training.signals import Signal, interruptible
 
 # (model, whether prompts are prepended) -> risk and standard error, both (R,).
 Risk = Callable[[Model, bool], tuple[Tensor, Tensor]]
@@ -91,11 +91,14 @@ class Loop:
     diverged : dict of int to int
         Trial to the step at which its loss was not finite.
     records : list of dict
+    signal : Signal
+        What came while it ran: in the last step it is for the caller to raise, with the result on disk.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.step = 0
+        self.signal = Signal()
         self.seconds = 0.0
         self.diverged: dict[int, int] = {}
         self.records: list[dict[str, Any]] = []
@@ -115,38 +118,40 @@ class Loop:
         started, before = time.monotonic(), self.seconds
         saved = started
         with (
-            interruptible(job.folder is not None) as signal,
+            interruptible(job.folder is not None) as self.signal,
             Progress(job.progress, self.step, job.protocol.steps) as progress,
         ):
-            for phase, draws, first, end in self._phases():
+            for index, draws, first, end in self._phases():
+                phase = job.regime.phases[index]
                 while self.step < end:
                     now = time.monotonic()
                     self.seconds = before + now - started
-                    if job.folder is not None and (signal.caught or now - saved >= job.checkpoint_seconds):
+                    if job.folder is not None and (self.signal.caught or now - saved >= job.checkpoint_seconds):
                         self._save(job.folder)
                         saved = now
-                    signal.raise_if_caught()
+                    self.signal.raise_if_caught()
                     share = (self.step - first) / (end - first)
                     self._one_step(phase, draws, share)
                     self.step += 1
-                    self._add_to_average(share)
+                    self._add_to_average(first, end)
                     if self.step == end:
                         self._take_average()
                     if self.step % job.record_every == 0 or self.step == end:
-                        self._record(phase)
+                        self._record(index)
                     progress.show(self.step, self._sequences(draws), self.records, job.optimum)
                 self.optimiser = None
         self.seconds = before + time.monotonic() - started
 
-    def _phases(self) -> Iterator[tuple[Phase, list[_Draw], int, int]]:
-        """The phases that are left, each with its optimiser made and its parameters set to train."""
+    def _phases(self) -> Iterator[tuple[int, list[_Draw], int, int]]:
+        """Places of the phases that are left, each with its optimiser made and its parameters set to train."""
         firsts = [0, *self._ends[:-1]]
-        for phase, first, end in zip(self.job.regime.phases, firsts, self._ends, strict=True):
+        for index, (first, end) in enumerate(zip(firsts, self._ends, strict=True)):
+            phase = self.job.regime.phases[index]
             if self.step >= end:
                 continue
             if self.optimiser is None:
                 self._begin(phase)
-            yield phase, [self._draw(phase, i) for i in range(len(phase.objective))], first, end
+            yield index, [self._draw(phase, i) for i in range(len(phase.objective))], first, end
 
     def _begin(self, phase: Phase) -> None:
         model = self.job.model
@@ -167,11 +172,12 @@ class Loop:
         batch, weight, sources = protocol.batch, None, [source]
         if mixed and protocol.prompts_in_turn and phase.trains == ("prompts",):
             assert isinstance(source, TaskMixture)
-            sources = [_reweighted(source, row, False) for row in torch.eye(source.K, dtype=torch.float64)]
+            sources = [source.reweighted(row) for row in torch.eye(source.K, dtype=torch.float64)]
         elif mixed and protocol.batch_per_task:
             assert isinstance(source, TaskMixture)
             equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
-            sources, weight, batch = [_reweighted(source, equal, True)], source.weights, batch * source.K
+            sources, batch = [source.reweighted(equal, stratify=True)], batch * source.K
+            weight = source.weights.to(job.model.attention_unit)
         return _Draw(term, shots, sources, stream, batch, weight)
 
     def _one_step(self, phase: Phase, draws: list[_Draw], share: float) -> None:
@@ -244,8 +250,8 @@ class Loop:
             raw[self._dead] = 0.0
 
     @torch.no_grad()
-    def _add_to_average(self, share: float) -> None:
-        if share < 1.0 - self.job.protocol.average:
+    def _add_to_average(self, first: int, end: int) -> None:
+        if self.step <= end - round(self.job.protocol.average * (end - first)):
             return
         trained = [raw.detach() for raw in self._trained()]
         if not self._average:
@@ -259,13 +265,13 @@ class Loop:
             raw.copy_(average)
         self._average, self._averaged = [], 0
 
-    def _record(self, phase: Phase) -> None:
+    def _record(self, index: int) -> None:
         """Mean losses since the last record, and the risk now."""
         with torch.no_grad():
-            risk, error = self.job.risk(self.job.model, phase.prompts)
+            risk, error = self.job.risk(self.job.model, self.job.regime.phases[index].prompts)
         record: dict[str, Any] = {
             "step": self.step,
-            "phase": self.job.regime.phases.index(phase),
+            "phase": index,
             "lr": self.optimiser.param_groups[0]["lr"] if self.optimiser is not None else None,
             "loss": self._numbers(self._total / self._summed),
             "risk": self._numbers(risk),
@@ -277,8 +283,11 @@ class Loop:
         self._summed = 0
 
     def _numbers(self, values: Tensor) -> list[float | None]:
-        """One for each trial; None for those that have diverged."""
-        return [None if trial in self.diverged else value for trial, value in enumerate(values.tolist())]
+        """One for each trial; None for those that have diverged, or are about to."""
+        return [
+            None if trial in self.diverged or not math.isfinite(value) else value
+            for trial, value in enumerate(values.tolist())
+        ]
 
     def _add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
@@ -314,7 +323,7 @@ class Loop:
         phase = next(phase for phase, end in zip(self.job.regime.phases, self._ends, strict=True) if self.step < end)
         self._begin(phase)
         assert self.optimiser is not None
-        self.optimiser.load_state_dict(held["optimiser"])
+        _load(self.optimiser, held["optimiser"])
         self._largest, self._average, self._averaged = held["largest"], held["average"], held["averaged"]
         self._total = held["total"].to(self._total.device)
         self._summed, self.diverged = held["summed"], held["diverged"]
@@ -322,11 +331,15 @@ class Loop:
             self._bury(torch.zeros(self.job.model.shape.trials, dtype=torch.bool))
 
 
-def _reweighted(mix: TaskMixture, weights: Tensor, stratify: bool) -> TaskMixture:
-    """The same tasks at other probabilities."""
-    return TaskMixture(
-        mix.means, mix.covariances, weights, mix.noise_std, mix.feature_cov, bias=mix.bias, stratify=stratify
-    )
+def _load(optimiser: torch.optim.Optimizer, held: dict[str, Any]) -> None:
+    """Load a state with the types that it had: torch casts what an optimiser holds to those of its parameters."""
+    optimiser.load_state_dict(held)
+    raws = [raw for group in optimiser.param_groups for raw in group["params"]]
+    for index, state in held["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                loaded = optimiser.state[raws[index]]
+                loaded[name] = value.to(loaded[name].device)
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ _AUTHORS = Protocol(
 )
 # The reduced model has its own initialisation and no scale in the authors' code.
 _REDUCED_START = {"scale": 1.0, "start": "normal", "start_attention": 0.1, "start_prompts": 0.1}
+_STACK_START = {"start_attention": "1/(d+1)^1.5"}
 
 PRESETS = {
     "paper": Protocol(steps=20_000, batch=8192, lr=1e-3),
@@ -54,10 +55,11 @@ PRESETS = {
 OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
     ("paper", "reduced"): _REDUCED_START,
     ("authors", "reduced"): _REDUCED_START,
+    ("paper", "stack"): _STACK_START,
     ("authors", "stack"): {
+        **_STACK_START,
         "residual": 2.0,
         "see_query": True,
-        "start_attention": "1/(d+1)^1.5",
     },
 }
 """What a preset has otherwise for one model."""
@@ -80,4 +82,7 @@ def resolve(preset: str, model: str, given: Mapping[str, Any]) -> Protocol:
             raise TypeError(f"train: got an unknown argument {name!r}{hint}, wants one of {', '.join(names)}")
         if value is not None or name == "clip":
             values[name] = value
+    if "optimiser" in values and "optimiser_options" not in values:
+        # Options of the preset's optimiser are not those of another.
+        values["optimiser_options"] = {}
     return replace(PRESETS[preset], **values)

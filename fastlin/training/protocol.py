@@ -86,8 +86,8 @@ class Protocol:
         Factor of the identity in the layers of a stack.
     trainable_entry : bool
         Of the reduced model: whether its prompt is a product of a vector and a trainable last entry.
-    start : str
-        Distribution of the initial parameters, "normal" or "uniform".
+    start, start_prompts_as : str
+        Distribution of the initial parameters, "normal" or "uniform", and that of the prompts.
     start_attention, start_heads, start_prompts : Number
         Their standard deviations, or bounds.
     start_readout : float
@@ -112,6 +112,7 @@ class Protocol:
     residual: float = 1.0
     trainable_entry: bool = False
     start: str = "uniform"
+    start_prompts_as: str = "normal"
     start_attention: Number = "1/sqrt(d+1)"
     start_heads: Number = "1/sqrt(d+1)"
     start_prompts: Number = 1.0
@@ -139,7 +140,8 @@ class Protocol:
             else:
                 _real(name, value)
         choice("units", self.units, ("data", "literal"))
-        choice("start", self.start, ("normal", "uniform"))
+        for name in ("start", "start_prompts_as"):
+            choice(name, getattr(self, name), ("normal", "uniform"))
         if not callable(self.schedule):
             choice("schedule", self.schedule, SCHEDULES)
         if not callable(self.optimiser):

@@ -10,10 +10,12 @@ One process at a time: a lock that the system releases when the process dies.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,15 @@ import filelock
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import replacing
+from fastlin._files import naming, replacing
 from fastlin._tensors import FileError
 
-_RUN, _RECORDS, _CHECKPOINT, RESULT, MODEL = (
-    "run.json",
-    "records.jsonl",
-    "checkpoint.safetensors",
-    "result.json",
-    "model.safetensors",
-)
+MODEL = "model.safetensors"
+_RUN, _RECORDS, _CHECKPOINT, _RESULT = "run.json", "records.jsonl", "checkpoint.safetensors", "result.json"
 _LOCK = ".lock"
 _KIND = "fastlin run"
+# What a process that was killed in the middle of a write has left (`_files.replacing`).
+_LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+\.(json|safetensors)")
 
 
 class Folder:
@@ -53,91 +52,89 @@ class Folder:
         self.path = path
         self._file: Any = None
         self._hash = hashlib.sha256()
+        self._config: dict[str, Any] = json.loads(json.dumps(config))
+        self._holds_a_run()
+        self._lock = _locked(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = filelock.FileLock(path / _LOCK, timeout=0)
-            self._lock.acquire()
-        except filelock.Timeout:
-            raise FileError(
-                f"{path}: another process is training in this folder; wants a folder for each run"
-            ) from None
-        except (FileExistsError, NotADirectoryError):
-            raise FileError(f"{path}: is a file, wants a folder") from None
-        try:
-            self._take(config, about, resume)
+            if self._holds_a_run():
+                if not resume:
+                    raise FileError(f"{path}: holds a run already; wants another folder, or resume=True to go on")
+                self._compare(self.about())
+            else:
+                run = {"kind": _KIND, "version": _tensors.VERSION, "config": self._config, **about}
+                self._write(_RUN, run)
+            for entry in path.iterdir():
+                if _LEFTOVER.fullmatch(entry.name):
+                    entry.unlink()
         except BaseException:
             self.close()
             raise
 
-    def _take(self, config: Mapping[str, Any], about: Mapping[str, Any], resume: bool) -> None:
-        """Check that the folder may be used, and leave the run's description in it."""
-        held = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-        given = json.loads(json.dumps(config))
-        if _RUN in held:
-            if not resume:
-                raise FileError(f"{self.path}: holds a run already; wants another folder, or resume=True to go on")
-            self._compare(given)
-        elif held:
-            raise FileError(f"{self.path}: holds {held[0]} and no {_RUN}; wants a new folder, or one that holds a run")
-        else:
-            self.write(_RUN, {"kind": _KIND, "version": _tensors.VERSION, "config": given, **about})
-
-    def _compare(self, given: dict[str, Any]) -> None:
-        """Raise when the folder's run is not the one that was asked for."""
-        path = self.path / _RUN
+    def _holds_a_run(self) -> bool:
+        """Whether the folder holds a run; raises when it holds something else."""
         try:
-            run = json.loads(path.read_text(encoding="utf-8"))
-            kind, version, held = run["kind"], run["version"], dict(run["config"])
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
-        if kind != _KIND or version != _tensors.VERSION:
-            raise FileError(f"{path}: is a {kind!r} of version {version}, wants a {_KIND!r} of {_tensors.VERSION}")
-        different = [name for name in {**held, **given} if held.get(name) != given.get(name)]
-        if different:
-            name = different[0]
+            held = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        except FileNotFoundError:
+            held = []
+        except NotADirectoryError:
+            raise _no_folder(self.path) from None
+        if held and _RUN not in held:
+            raise FileError(f"{self.path}: holds {held[0]} and no {_RUN}; wants a new folder, or one that holds a run")
+        return bool(held)
+
+    def _compare(self, run: dict[str, Any]) -> None:
+        """Raise when the folder's run is not the one that was asked for."""
+        difference = _difference(run["config"], self._config)
+        if difference is not None:
+            name, held, given = difference
             raise FileError(
-                f"{self.path}: holds a run with {name} = {held.get(name)!r}, this one has {given.get(name)!r}; "
+                f"{self.path}: holds a run with {name} = {held!r}, this one has {given!r}; "
                 "wants the same configuration to go on, or another folder"
             )
 
     def about(self) -> dict[str, Any]:
         """What run.json says."""
-        run: dict[str, Any] = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
+        run = _json(self.path / _RUN, ("kind", "version", "config"))
+        if run["kind"] != _KIND or run["version"] != _tensors.VERSION:
+            what = f"is a {run['kind']!r} of version {run['version']}"
+            raise FileError(f"{self.path / _RUN}: {what}, wants a {_KIND!r} of {_tensors.VERSION}")
+        if not isinstance(run["config"], dict):
+            raise FileError(f"{self.path / _RUN}: damaged, or not a file of fastlin: its config is not a table")
         return run
 
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file, whole or not at all."""
-        with replacing(self.path / name) as temporary:
-            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    def result(self, check: Callable[[dict[str, Any]], str | None]) -> dict[str, Any] | None:
+        """The result of a run that has ended, else None.
 
-    def result(self) -> dict[str, Any] | None:
-        """The result of a run that has ended, else None."""
-        path = self.path / RESULT
+        Parameters
+        ----------
+        check : callable
+            Says what is wrong with a result, or None.
+        """
+        path = self.path / _RESULT
         if not path.exists():
             return None
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, UnicodeDecodeError) as error:
-            raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+        found = _json(path, ("records",))
+        wrong = check(found)
+        if wrong is not None:
+            raise FileError(f"{path}: damaged, or not a file of fastlin: {wrong}")
+        self._records_up_to(found["records"])
         return found
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
-        if self._file is None:
-            self._file = (self.path / _RECORDS).open("ab")
-        line = (json.dumps(record) + "\n").encode()
-        self._file.write(line)
-        self._file.flush()
+        path = self.path / _RECORDS
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with naming(path):
+            if self._file is None:
+                self._file = path.open("ab")
+            self._file.write(line)
+            self._file.flush()
         self._hash.update(line)
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Replace the checkpoint."""
-        size = 0
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            size = self._file.tell()
-        records = {"bytes": size, "sha256": self._hash.hexdigest()}
-        _tensors.write(self.path / _CHECKPOINT, "checkpoint", {"records": records, "state": state}, tensors)
+        description = {"config": _digest(self._config), "records": self._position(), "state": state}
+        _tensors.write(self.path / _CHECKPOINT, "checkpoint", description, tensors)
 
     def restore(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The checkpoint, with the records cut to where it was made; None when there is none yet."""
@@ -147,29 +144,102 @@ class Folder:
         except FileNotFoundError:
             path.unlink(missing_ok=True)
             return None
-        size = description["records"]["bytes"]
-        data = path.read_bytes()[:size] if path.exists() else b""
-        digest = hashlib.sha256(data)
-        if len(data) != size or digest.hexdigest() != description["records"]["sha256"]:
-            raise FileError(f"{path}: damaged: its first {size} bytes are not those of the checkpoint")
+        if description["config"] != _digest(self._config):
+            raise FileError(f"{self.path / _CHECKPOINT}: is of a run with another configuration than {_RUN}")
+        data = self._records_up_to(description["records"])
         if path.exists():
-            os.truncate(path, size)
-        self._hash = digest
-        if size:
+            os.truncate(path, len(data))
+        self._hash = hashlib.sha256(data)
+        if data:
             self._file = path.open("ab")
         return description["state"], tensors
 
     def records(self) -> list[dict[str, Any]]:
         """Every record so far."""
         path = self.path / _RECORDS
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
-    def forget(self) -> None:
-        """Remove the checkpoint of a run that has ended."""
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result of a run that has ended, whose checkpoint nobody needs any more."""
+        self._write(_RESULT, {**result, "records": self._position()})
+        self._forget()
+
+    def _forget(self) -> None:
         (self.path / _CHECKPOINT).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let others in."""
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            self._lock.release()
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        with replacing(self.path / name) as temporary:
+            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+    def _position(self) -> dict[str, Any]:
+        """Where the records are, on disk, and what they say up to there."""
+        size = 0
         if self._file is not None:
-            self._file.close()
-        self._lock.release()
+            os.fsync(self._file.fileno())
+            size = self._file.tell()
+        return {"bytes": size, "sha256": self._hash.hexdigest()}
+
+    def _records_up_to(self, position: dict[str, Any]) -> bytes:
+        """The records up to a position, when they are what they were there."""
+        path = self.path / _RECORDS
+        data = path.read_bytes()[: position["bytes"]] if path.exists() else b""
+        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position["sha256"]:
+            raise FileError(f"{path}: damaged: its first {position['bytes']} bytes are not what the run had written")
+        return data
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """The lock of a folder, which is made when it is not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise _no_folder(path) from None
+    lock = filelock.FileLock(path / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        if not (path / _LOCK).exists():
+            raise OSError(errno.EACCES, "cannot write into the folder", str(path)) from None
+        raise FileError(f"{path}: another process is training in this folder; wants a folder for each run") from None
+    return lock
+
+
+def _no_folder(path: Path) -> FileError:
+    place = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    return FileError(f"{place}: is a file, wants a folder")
+
+
+def _json(path: Path, fields: tuple[str, ...]) -> dict[str, Any]:
+    """A table of a JSON file that has these fields."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+    missing = [name for name in fields if not isinstance(found, dict) or name not in found]
+    if missing:
+        raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
+    table: dict[str, Any] = found
+    return table
+
+
+def _difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """The first place where two trees of JSON differ, with what both have there."""
+    if isinstance(held, dict) and isinstance(given, dict):
+        for key in {**held, **given}:
+            found = _difference(held.get(key), given.get(key), f"{name}.{key}" if name else key)
+            if found is not None:
+                return found
+        return None
+    return None if held == given else (name, held, given)
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -13,6 +13,7 @@ A user's own regime is a `Regime` in the place of a name.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -112,15 +113,36 @@ def named(regime: str | Regime) -> Regime:
     if not regime.phases:
         raise ValueError("regime: has no phases, wants at least one")
     for i, phase in enumerate(regime.phases):
-        for name in phase.trains:
-            choice(f"regime.phases[{i}].trains", name, ("attention", "heads", "prompts"))
-        if not phase.trains or not phase.objective:
-            raise ValueError(f"regime.phases[{i}]: trains nothing or has no objective, wants both")
-        if "prompts" in phase.trains and not phase.prompts:
-            raise ValueError(f"regime.phases[{i}]: trains prompts that it does not prepend, wants prompts=True")
-        for term in phase.objective:
-            choice(f"regime.phases[{i}].objective.source", term.source, ("mix", "target"))
+        _check_phase(f"regime.phases[{i}]", phase)
     return regime
+
+
+def _check_phase(where: str, phase: Any) -> None:
+    if not isinstance(phase, Phase):
+        raise TypeError(f"{where}: got a {type(phase).__name__}, wants a Phase")
+    for name in phase.trains:
+        choice(f"{where}.trains", name, ("attention", "heads", "prompts"))
+    if not phase.trains or len(set(phase.trains)) < len(phase.trains):
+        raise ValueError(f"{where}.trains: got {phase.trains!r}, wants one or more different names")
+    if not phase.objective:
+        raise ValueError(f"{where}.objective: has no terms, wants one or more")
+    if "prompts" in phase.trains and not phase.prompts:
+        raise ValueError(f"{where}: trains prompts that it does not prepend, wants prompts=True")
+    for i, term in enumerate(phase.objective):
+        _check_term(f"{where}.objective[{i}]", term)
+
+
+def _check_term(where: str, term: Any) -> None:
+    if not isinstance(term, Term):
+        raise TypeError(f"{where}: got a {type(term).__name__}, wants a Term")
+    choice(f"{where}.source", term.source, ("mix", "target"))
+    shots = term.shots
+    if shots is not None and (isinstance(shots, bool) or not isinstance(shots, int) or shots < 0):
+        raise ValueError(f"{where}.shots: got {shots!r}, wants an integer >= 0, or None for the run's n")
+    weight: Any = term.weight
+    two = isinstance(weight, (tuple, list)) and len(weight) == 2
+    if not two or not all(isinstance(w, (int, float)) and math.isfinite(w) for w in weight):
+        raise ValueError(f"{where}.weight: got {weight!r}, wants two finite numbers, at the first step and at the end")
 
 
 def choice(where: str, value: Any, allowed: Iterable[str]) -> str:

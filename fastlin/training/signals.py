@@ -10,16 +10,17 @@ from typing import Any
 
 
 class Signal:
-    """What came, if anything did; a second Ctrl-C ends at once."""
+    """What came, if anything did; a second signal ends at once."""
 
     def __init__(self) -> None:
         self.caught: int | None = None
 
     def handle(self, number: int, frame: Any) -> None:
         """Note the signal; the loop looks at it between steps."""
-        if self.caught is not None:
-            raise KeyboardInterrupt
+        again = self.caught is not None
         self.caught = number
+        if again:
+            self.raise_if_caught()
 
     def raise_if_caught(self) -> None:
         """End as the signal would have ended the process."""

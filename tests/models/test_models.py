@@ -1,0 +1,568 @@
+"""Models: what their raw parameters are to the ops, and how they are filled, kept and started."""
+
+import copy
+import itertools
+import pickle
+import re
+
+import pytest
+import safetensors
+import torch
+from helpers import DOUBLE, assert_close, relative_error
+
+import fastlin as fl
+from fastlin import models, theory
+from fastlin.experiments.plan import Plan
+from fastlin.models import Shape, Start, Units
+from fastlin.training.loop import Job, Loop
+from fastlin.training.regimes import REGIMES
+
+N = 4
+PLACE = {"seed": 5, "step": 6, "stream": 7}
+COV = torch.stack([torch.diag(torch.tensor(row, dtype=DOUBLE)) for row in ([1.0, 0.5, 2.0], [2.0, 1.0, 1.0])])
+FEATURES = torch.diag(torch.tensor([1.0, 4.0, 0.25], dtype=DOUBLE))
+MEANS = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], dtype=DOUBLE)
+MIX = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES)
+BIASED = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES, bias=True)
+START = Start("normal", attention=0.5, heads=0.5, prompts=0.5, readout=1.0)
+# A model by name: its kind, and what differs from one layer, one attention head and shared task heads.
+MODELS = {
+    "reduced": ("reduced", {}),
+    "reduced, entry fixed": ("reduced", {"trainable_entry": False}),
+    "reduced, task heads": ("reduced", {"task_heads": True}),
+    "full": ("full", {}),
+    "full, task heads": ("full", {"task_heads": True}),
+    "separate": ("separate", {}),
+    "separate, task heads": ("separate", {"task_heads": True}),
+    "stack 1": ("stack", {"layers": 1}),
+    "stack 2": ("stack", {"layers": 2, "residual": 2.0}),
+    "stack 3, task heads": ("stack", {"layers": 3, "task_heads": True}),
+}
+LAYERS = [name for name in MODELS if not name.startswith("stack")]
+
+
+def build(
+    name,
+    source=MIX,
+    *,
+    R=2,
+    H=1,
+    t=1,
+    units="measured",
+    dtype=DOUBLE,
+    see_query=False,
+    seed=1,
+    start=START,
+    n=N,
+    scale=0.3,
+):
+    kind, changes = MODELS[name]
+    options = {key: changes[key] for key in ("residual", "trainable_entry") if key in changes}
+    sizes = {key: changes[key] for key in ("layers", "task_heads") if key in changes}
+    features = source.m - 1 - int(source.bias)
+    shape = Shape(R, source.K, source.m, features, attention_heads=H, tokens=t, **sizes)
+    found = (
+        models.measured(source, n, seed=0, stream=65_535) if units == "measured" else models.literal(source.m, scale)
+    )
+    model = models.KINDS[kind](shape, found, see_query=see_query, dtype=dtype, **options)
+    model.start(start, seed=seed, stream=65_534)
+    return model
+
+
+def literal_loss(model, source, n, batch, **options):
+    """The oracle on what the model says its parameters are."""
+    op = fl.reference.sampled_stack_loss if model.name == "stack" else fl.reference.sampled_loss
+    if model.name == "stack":
+        options["residual"] = model.options["residual"]
+    forms = {name: None if form is None else form.double() for name, form in model.forms().items()}
+    return op(source, n, batch, **forms, **PLACE, see_query=model.options["see_query"], **options)
+
+
+def as_layer(model):
+    """p, W, v of a model with one layer, float64."""
+    forms = {name: None if form is None else form.detach().double() for name, form in model.forms().items()}
+    if model.name != "stack":
+        return forms
+    assert model.shape.layers == 1
+    A, C, h = forms["A"][:, 0], forms["C"][:, 0], forms["h"]
+    return {"p": forms["p"], "W": A, "v": h @ C.mT}
+
+
+CASES = [
+    (name, H, t, source, units)
+    for name, H, t, source, units in itertools.product(
+        MODELS, (1, 2), (1, 3), ("plain", "bias"), ("literal", "measured")
+    )
+    # All pairs of the sizes occur.
+    if (H == 2) + (t == 3) + (source == "bias") != 1 or units == "measured"
+]
+
+
+@pytest.mark.parametrize(("name", "H", "t", "source", "units"), CASES)
+def test_loss_is_the_oracle_on_the_forms(name, H, t, source, units):
+    source = BIASED if source == "bias" else MIX
+    model = build(name, source, H=H, t=t, units=units, see_query=t == 3)
+    found = model.loss(source, N, 24, **PLACE)
+    expected = literal_loss(model, source, N, 24)
+    assert found[0].shape == (2,)
+    assert found[1].shape == (2, 2)
+    assert_close(found, expected)
+    assert_close(model.loss(source, N, 24, **PLACE, backend="reference"), expected, 0.0)
+    raws = list(model.parameters())
+    grads = [torch.autograd.grad(loss.sum(), raws) for loss in (found[0], expected[0])]
+    assert_close(*grads, 1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_with_weights_pieces_and_without_prompts(name):
+    model = build(name)
+    weight = torch.tensor([0.9, 0.1], dtype=DOUBLE)
+    assert_close(model.loss(MIX, N, 24, **PLACE, weight=weight), literal_loss(model, MIX, N, 24, weight=weight))
+    whole, _ = model.loss(MIX, N, 24, **PLACE)
+    parts = [model.loss(MIX, N, 12, **PLACE, offset=offset)[0] for offset in (0, 12)]
+    assert_close(sum(parts) / 2, whole, 1e-12)
+    bare, _ = model.loss(MIX, N, 24, **PLACE, prompts=False)
+    forms = model.forms(prompts=False)
+    assert forms["p"] is None
+    assert not torch.allclose(bare, whole)
+    with torch.no_grad():
+        for raw in model.group("prompts"):
+            raw.zero_()
+    if name not in ("reduced", "reduced, entry fixed"):
+        assert_close(model.loss(MIX, N, 24, **PLACE)[0], bare)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("H", "t", "units"), [(1, 1, "measured"), (2, 3, "literal")])
+def test_gradients_of_raw_parameters(name, H, t, units):
+    """Central differences along a random direction of each raw parameter."""
+    model = build(name, H=H, t=t, units=units, start=Start("normal", 0.2, 0.2, 0.2, 1.0))
+    loss, _ = model.loss(MIX, N, 16, **PLACE)
+    # A trial's loss has the gradient of that trial alone.
+    grads = torch.autograd.grad(loss @ torch.tensor([1.0, 10.0], dtype=DOUBLE), list(model.parameters()))
+    generator = torch.Generator().manual_seed(0)
+    for raw, grad in zip(model.parameters(), grads, strict=True):
+        direction = torch.randn(raw.shape, generator=generator, dtype=DOUBLE)
+        ends = []
+        with torch.no_grad():
+            for sign in (1.0, -1.0):
+                raw += sign * 1e-5 * direction
+                ends.append(literal_loss(model, MIX, N, 16)[0])
+                raw -= sign * 1e-5 * direction
+        slope = (ends[0] - ends[1]) / 2e-5
+        along = (grad * direction).flatten(1).sum(1) / torch.tensor([1.0, 10.0], dtype=DOUBLE)
+        assert_close(along, slope, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["full", "reduced", "reduced, task heads", "separate", "stack 2"])
+def test_gradcheck_of_raw_parameters(name):
+    model = build(name, R=1)
+    raws = list(model.parameters())
+
+    def loss(*values):
+        functional = copy.deepcopy(model)
+        for key, value in zip([key for key, _ in model.named_parameters()], values, strict=True):
+            del functional._parameters[key]
+            setattr(functional, key, value)
+        return functional.loss(MIX, 2, 3, **PLACE)[0]
+
+    assert torch.autograd.gradcheck(loss, [raw.detach().clone().requires_grad_() for raw in raws], eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32(name):
+    model, double = build(name, dtype=torch.float32), build(name)
+    for raw, other in zip(model.parameters(), double.parameters(), strict=True):
+        assert raw.dtype == torch.float32
+        assert torch.equal(raw, other.float())
+    loss, per_task = model.loss(MIX, N, 200, **PLACE)
+    assert loss.dtype == per_task.dtype == torch.float32
+    assert all(form.dtype == torch.float32 for form in model.forms().values())
+    assert_close(loss.double(), literal_loss(model, MIX, N, 200)[0], 1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("source", [MIX, BIASED], ids=["plain", "bias"])
+@pytest.mark.parametrize(("R", "H", "t"), [(1, 1, 1), (3, 1, 3), (2, 2, 1)])
+def test_shapes_of_the_forms(name, source, R, H, t):
+    model = build(name, source, R=R, H=H, t=t)
+    K, m, L = source.K, source.m, model.shape.layers
+    heads = (H,) if H > 1 else ()
+    if model.name == "stack":
+        wanted = {"A": (R, L, *heads, m, m), "C": (R, L, *heads, m, m), "h": (R, K, m)}
+    else:
+        wanted = {"W": (R, *heads, m, m), "v": (R, *heads, K, m)}
+    found = {letter: tuple(form.shape) for letter, form in model.forms().items()}
+    assert found == {"p": (R, K, t, m), **wanted}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_are_one_or_one_for_each_task(name):
+    model = build(name, start=Start("normal", heads=0.5))
+    heads = model.forms()["h" if model.name == "stack" else "v"]
+    assert torch.equal(heads[..., 0, :], heads[..., 1, :]) != model.shape.task_heads
+
+
+@pytest.mark.parametrize("name", ["reduced", "reduced, entry fixed", "reduced, task heads"])
+@pytest.mark.parametrize("source", [MIX, BIASED], ids=["plain", "bias"])
+@pytest.mark.parametrize(("H", "t"), [(1, 1), (2, 3)])
+def test_reduced_form(name, source, H, t):
+    model = build(name, source, H=H, t=t)
+    forms, first = model.forms(), int(source.bias)
+    outside = torch.ones(source.m, source.m, dtype=torch.bool)
+    outside[first:-1, first:-1] = False
+    assert forms["W"][..., outside].count_nonzero() == 0
+    assert forms["W"][..., ~outside].count_nonzero() == forms["W"][..., ~outside].numel()
+    label = torch.zeros(source.m, dtype=DOUBLE)
+    label[-1] = 1.0
+    if name != "reduced, task heads":
+        assert torch.equal(forms["v"], label.expand_as(forms["v"]))
+        assert torch.equal(forms["p"][..., -1], torch.ones(2, 2, t, dtype=DOUBLE))
+    else:
+        assert not (forms["p"][..., -1] == 1.0).any()
+
+
+def test_reduced_with_an_entry_is_a_product():
+    """A token [p; s] and a token [s p; 1] are one to the reduced model; the entry scales the vector."""
+    model = build("reduced", units="literal")
+    with torch.no_grad():
+        model.p[..., -1] = 3.0
+    assert_close(model.forms()["p"][..., :-1], 3.0 * model.p[..., :-1].detach(), 1e-15)
+    fixed = build("reduced, entry fixed", units="literal")
+    assert fixed.p.shape[-1] == model.p.shape[-1] - 1
+    assert torch.equal(fixed.forms()["p"][..., :-1], fixed.p)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("H", "t", "units"), [(1, 1, "measured"), (1, 3, "literal"), (2, 1, "measured")])
+@pytest.mark.parametrize("source", [MIX, BIASED], ids=["plain", "bias"])
+def test_assign_is_the_inverse_of_forms(name, H, t, units, source):
+    model, other = (build(name, source, H=H, t=t, units=units, seed=seed) for seed in (1, 2))
+    forms = {letter: form.detach() for letter, form in model.forms().items()}
+    before = {letter: form.detach().clone() for letter, form in other.forms().items()}
+    if name.startswith("separate") and H > 1:
+        with pytest.raises(ValueError, match="attention_heads"):
+            other.assign(**forms)
+        return
+    other.assign(**forms)
+    for letter, form in other.forms().items():
+        assert_close(form, forms[letter], 1e-13, letter)
+        if name.startswith("reduced") and letter == "v" and not model.shape.task_heads:
+            continue
+        assert relative_error(before[letter], forms[letter]) > 0.01
+
+
+def test_assign_one_for_all_trials_and_without_prompts():
+    model = build("full", R=3)
+    p, W, v = theory.joint(MIX, N).attention()
+    model.assign(p=p, W=W, v=v)
+    for letter, one in (("p", p), ("W", W), ("v", v)):
+        assert_close(model.forms()[letter], one.expand(3, *one.shape), 1e-13)
+    model = build("full", R=3)
+    before = model.p.detach().clone()
+    model.assign(p=None, W=W, v=v)
+    assert torch.equal(model.p, before)
+    assert_close(model.forms()["W"], W.expand(3, 4, 4), 1e-13)
+
+
+OPTIMA = {
+    "plain": theory.plain,
+    "fine_tuned": theory.fine_tuned,
+    "joint": theory.joint,
+    "shared_shift": theory.shared_shift,
+    "decoupled": theory.decoupled,
+    "scaled_heads": theory.scaled_heads,
+}
+FIXED_HEAD = ("plain", "fine_tuned", "joint")
+
+
+def holds(name, optimum):
+    if optimum in FIXED_HEAD:
+        return True
+    kind, changes = MODELS[name]
+    if changes.get("task_heads"):
+        return True
+    return optimum == "shared_shift" and kind != "reduced"
+
+
+ONE_LAYER = [name for name in MODELS if MODELS[name][1].get("layers", 1) == 1]
+
+
+@pytest.mark.parametrize("optimum", OPTIMA)
+@pytest.mark.parametrize("name", ONE_LAYER)
+@pytest.mark.parametrize("units", ["literal", "measured"])
+def test_optima_of_the_theory_load_and_have_their_loss(name, optimum, units):
+    model, best = build(name, units=units), OPTIMA[optimum](MIX, N)
+    p, W, v = best.attention()
+    if not holds(name, optimum):
+        with pytest.raises(ValueError, match=r"^(v|h|heads): got .* wants "):
+            model.assign(p=p, W=W, v=v)
+        return
+    model.assign(p=p, W=W, v=v)
+    form = as_layer(model)
+    losses = theory.full_population_loss(MIX, N, **form)
+    assert losses.shape == (2,)
+    assert float((losses / best.loss - 1.0).abs().max()) < 1e-10
+    own, _ = model.loss(MIX, N, 50, **PLACE)
+    assert_close(own[:1], fl.sampled_loss(MIX, N, 50, p, W, v, **PLACE)[0][None], 1e-9)
+
+
+def test_a_failed_assign_changes_nothing():
+    model = build("full")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    _, W, v = theory.decoupled(MIX, N).attention()
+    with pytest.raises(ValueError, match="differ between tasks"):
+        model.assign(W=W, v=v)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "change", "message"),
+    [
+        ("full", {}, {"W": None}, r"^full: got p, v; wants W, v"),
+        ("full", {}, {"A": zeros(1, 4, 4)}, r"^full: got .*A.*; wants W, v"),
+        ("full", {}, {"q": zeros(4)}, r"^full: got .*q.*; wants W, v"),
+        ("stack 2", {}, {}, r"^stack: got p, W, v; wants A, C, h"),
+        ("stack 1", {"H": 2}, {}, r"^stack: got p, W, v; wants A, C, h"),
+        ("full", {}, {"W": zeros(5, 5)}, r"^W\b.*\(5, 5\)"),
+        ("full", {}, {"W": zeros(3, 4, 4)}, r"^W\b.*\(3, 4, 4\)"),
+        ("full", {"H": 2}, {}, r"^W\b.*\(4, 4\)"),
+        ("full, task heads", {}, {"v": zeros(3, 4)}, r"^v\b.*\(3, 4\)"),
+        ("full", {}, {"v": zeros(2, 5)}, r"^v\b.*\(2, 5\)"),
+        ("full", {}, {"p": zeros(2, 1, 5)}, r"^p\b.*\(2, 1, 5\)"),
+        ("full", {}, {"p": zeros(3, 1, 4)}, r"^p\b.*\(3, 1, 4\)"),
+        ("full", {}, {"p": zeros(1, 1, 4)}, r"^p\b.*\(1, 1, 4\)"),
+        ("full", {}, {"p": zeros(2, 3, 4)}, r"^p\b.*\(2, 3, 4\)"),
+        ("full", {"t": 3}, {}, r"^p\b.*\(2, 1, 4\)"),
+        ("separate", {"H": 2}, {"W": zeros(2, 4, 4), "v": zeros(2, 2, 4)}, r"^attention_heads: "),
+        ("stack 1", {}, {"W": zeros(5, 5)}, r"^[WA]\b.*\(.*5, 5\)"),
+        ("reduced", {}, {"W": torch.ones(4, 4, dtype=DOUBLE)}, r"^W: got entries outside the block of the features"),
+        ("reduced", {}, {"v": torch.ones(2, 4, dtype=DOUBLE)}, r"^v: got other heads than e_m, wants e_m"),
+        ("full", {}, {"v": torch.arange(8.0, dtype=DOUBLE).view(2, 4)}, r"^(v|heads): got heads that differ"),
+    ],
+)
+def test_wrong_loads(name, sizes, change, message):
+    """Errors name the argument; nothing is stretched over tokens or heads, which would change the predictor."""
+    model = build(name, **sizes)
+    p, W, v = theory.joint(MIX, N).attention()
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.assign(**{"p": p, "W": W, "v": v, **change})
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_save_and_load(name, dtype, tmp_path, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a pickle")
+
+    for module, names in ((pickle, ("dump", "dumps", "load", "loads")), (torch, ("save", "load"))):
+        for function in names:
+            monkeypatch.setattr(module, function, never)
+    model = build(name, R=3, H=2, t=3, dtype=dtype, see_query=True)
+    path = tmp_path / "model.safetensors"
+    models.save(model, path, note="of a test")
+    with safetensors.safe_open(path, "pt") as file:
+        assert set(file.keys()) == set(model.state_dict())
+    assert b'\\"note\\": \\"of a test\\"' in path.read_bytes()
+    found = models.load(path)
+    assert type(found) is type(model)
+    assert (found.shape, found.options, found.loss_unit) == (model.shape, model.options, model.loss_unit)
+    assert found.describe() == model.describe()
+    ours, theirs = model.state_dict(), found.state_dict()
+    assert list(ours) == list(theirs)
+    for key, value in ours.items():
+        assert theirs[key].dtype == value.dtype == dtype
+        assert torch.equal(theirs[key], value)
+    assert torch.equal(found.loss(MIX, N, 24, **PLACE)[0], model.loss(MIX, N, 24, **PLACE)[0])
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_load_of_what_is_no_model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileNotFoundError):
+        models.load(path)
+    models.save(build("full"), path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match=re.escape(f"{path}: damaged")):
+        models.load(path)
+    path.write_bytes(data[:-9])
+    with pytest.raises(ValueError, match=re.escape(f"{path}: damaged")):
+        models.load(path)
+
+
+def rescaled(labels, features, bias):
+    """The source with y in other units, and each feature in its own; numbers are powers of two, so products exact."""
+    D = torch.diag(torch.tensor(features, dtype=DOUBLE))
+    back = torch.linalg.inv(D)
+    return fl.TaskMixture(
+        labels * MEANS @ back,
+        labels**2 * back @ COV @ back,
+        [0.4, 0.6],
+        noise_std=0.3 * labels,
+        feature_cov=D @ FEATURES @ D,
+        bias=bias,
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("H", [1, 2])
+@pytest.mark.parametrize(("labels", "features"), [(8.0, [1.0] * 3), (1.0, [4.0, 0.5, 2.0]), (0.25, [2.0, 8.0, 0.5])])
+def test_measured_units_are_equivariant(name, bias, H, labels, features):
+    """The same raw parameters predict labels in the units of the source."""
+    before, after = (BIASED if bias else MIX), rescaled(labels, features, bias)
+    model, other = build(name, before, H=H), build(name, after, H=H)
+    for raw, same in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(raw, same)
+    losses = model.loss(before, N, 40, **PLACE)[0], other.loss(after, N, 40, **PLACE)[0]
+    assert_close(losses[1], labels**2 * losses[0], 1e-11)
+    assert other.loss_unit == pytest.approx(labels**2 * model.loss_unit, rel=1e-12)
+    tokens = torch.tensor([1.0] * bias + [*features, labels], dtype=DOUBLE)
+    if model.name != "stack" and not name.startswith("reduced"):
+        W, v = (model.forms()[letter] / form for letter, form in (("W", tokens[:, None] * tokens), ("v", tokens)))
+        assert_close(other.forms()["W"], W, 1e-12)
+        assert_close(other.forms()["v"], labels * v, 1e-12)
+        assert_close(other.forms()["p"], model.forms()["p"] * tokens, 1e-12)
+
+
+def test_measured_units():
+    """The formulas of the module, with root mean squares that are known."""
+    units = models.measured(MIX, N, seed=3, stream=9)
+    label = theory.normaliser(MIX)
+    size = torch.cat([FEATURES.diagonal(), torch.tensor([label], dtype=DOUBLE)]).sqrt()
+    c = N + MIX.m
+    expected = Units(
+        prompt=c**0.5 * size,
+        attention=1.0 / (c * size[:, None] * size),
+        values=size / size[:, None],
+        head=label**0.5 / size,
+        loss=label,
+    )
+    for found, wanted in zip(units[:4], expected[:4], strict=True):
+        assert relative_error(found, wanted) < 0.05
+        assert torch.allclose(found, wanted, rtol=0.06, atol=0.0)
+    assert units.loss == pytest.approx(label, rel=0.05)
+    # A column of zeros has no unit.
+    silent = fl.FixedTask([0.0, 0.0, 0.0])
+    assert models.measured(silent, N, seed=0, stream=0).loss == 1.0
+
+
+def test_literal_units():
+    model = build("stack 2", units="literal", scale=0.25)
+    assert torch.equal(model.forms()["A"], 0.25 * model.A)
+    assert torch.equal(model.forms()["C"], model.C)
+    assert torch.equal(model.forms()["p"], model.p)
+    assert model.loss_unit == 1.0
+    layer = build("separate", units="literal", scale=0.25)
+    assert_close(layer.forms()["W"], 0.25 * layer.Wq @ layer.Wk.mT, 1e-15)
+    assert_close(layer.forms()["v"][:, 0], (layer.Wv @ layer.h[..., None])[..., 0], 1e-14)
+
+
+@pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack"])
+@pytest.mark.parametrize("preset", ["tuned", "paper", "authors"])
+def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("training asks the theory")
+
+    for function in theory.__all__:
+        if function not in ("forgetting", "NotAttained", "Optimum", "Bound", "Attention", "GapLimits"):
+            monkeypatch.setattr(theory, function, never)
+    monkeypatch.setattr(theory.Optimum, "attention", never)
+    monkeypatch.setattr(theory.moments.Moments, "of", never)
+    with pytest.raises(AssertionError, match="asks the theory"):
+        fl.theory.joint(MIX, N)
+    plan = Plan.of(
+        MIX,
+        "fine-tune",
+        N,
+        target=None,
+        model=name,
+        layers=1,
+        attention_heads=1,
+        prompt_tokens=1,
+        trials=2,
+        seed=0,
+        records=2,
+        preset=preset,
+        values={"steps": 4, "batch": 64},
+        dtype=DOUBLE,
+        device="cpu",
+        backend="auto",
+    )
+    model = plan.model()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    seen = []
+
+    def risk(model, prompts):
+        seen.append(prompts)
+        return torch.ones(2), torch.zeros(2)
+
+    job = Job(
+        model=model,
+        regime=REGIMES["fine-tune"],
+        protocol=plan.protocol,
+        sources={"mix": MIX},
+        n=N,
+        seed=0,
+        risk=risk,
+        optimum=None,
+        backend="auto",
+        record_every=2,
+        folder=None,
+        checkpoint_seconds=30.0,
+        progress=False,
+    )
+    Loop(job).run()
+    assert seen == [False, True]
+    assert not torch.equal(model.state_dict()["p"], before["p"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("distribution", ["normal", "uniform"])
+def test_start_of_a_trial_depends_on_the_seed_and_the_trial_alone(name, distribution):
+    start = Start(distribution, distribution, 0.5, 0.5, 0.5, 1.0)
+    one, three, other = (build(name, R=R, H=2, seed=seed, start=start) for R, seed in ((1, 1), (3, 1), (3, 2)))
+    for first, all_three, another in zip(one.parameters(), three.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first[0], all_three[0])
+        for a, b in itertools.combinations(all_three, 2):
+            assert not (a == b).any()
+        assert not (all_three == another).any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_start_statistics(name):
+    """Sizes are standard deviations or bounds, of each group its own, around what is read out."""
+    sizes = {"attention": 0.3, "heads": 0.7, "prompts": 1.5}
+    for distribution, readout in (("normal", 0.0), ("uniform", 0.0), ("normal", 2.0)):
+        model = build(
+            name, R=2000, start=Start(distribution, distribution, **sizes, readout=readout), dtype=torch.float32
+        )
+        assert {raw for raws in model.groups.values() for raw in raws} >= {key for key, _ in model.named_parameters()}
+        for group, size in sizes.items():
+            for parameter in model.group(group):
+                raw = parameter.detach()
+                if distribution == "uniform":
+                    assert size * 0.99 < float(raw.max()) <= size
+                    assert -size <= float(raw.min()) < -0.99 * size
+                    assert float(raw.std()) == pytest.approx(size / 3**0.5, rel=0.05)
+                centre = raw.mean(0)
+                noise = 6 * size / 2000**0.5
+                assert float((raw - centre).std()) == pytest.approx(
+                    size / (3**0.5 if distribution == "uniform" else 1), rel=0.05
+                )
+                wanted = torch.zeros_like(centre)
+                if readout and group == "heads":
+                    wanted[..., -1] = readout
+                elif readout and (parameter is getattr(model, "Wv", None) or parameter is getattr(model, "C", None)):
+                    wanted += readout * torch.eye(4)
+                assert float((centre - wanted).abs().max()) < noise
+
+
+def test_groups_of_the_reduced_model():
+    assert build("reduced").group("heads") == []
+    assert [raw.shape for raw in build("reduced, task heads").group("heads")] == [(2, 2, 4)]
