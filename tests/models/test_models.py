@@ -1,81 +1,19 @@
-"""Models: what their raw parameters are to the ops, and how they are filled, kept and started."""
+"""Models: what their raw parameters are to the ops, how they are filled, and that training asks no closed form."""
 
 import copy
 import itertools
-import pickle
-import re
 
 import pytest
-import safetensors
 import torch
 from helpers import DOUBLE, assert_close, relative_error
+from model_cases import BIASED, MIX, MODELS, PLACE, N, build, literal_loss
 
 import fastlin as fl
-from fastlin import models, theory
+from fastlin import theory
 from fastlin.experiments.plan import Plan
-from fastlin.models import Shape, Start, Units
+from fastlin.models import Start
 from fastlin.training.loop import Job, Loop
 from fastlin.training.regimes import REGIMES
-
-N = 4
-PLACE = {"seed": 5, "step": 6, "stream": 7}
-COV = torch.stack([torch.diag(torch.tensor(row, dtype=DOUBLE)) for row in ([1.0, 0.5, 2.0], [2.0, 1.0, 1.0])])
-FEATURES = torch.diag(torch.tensor([1.0, 4.0, 0.25], dtype=DOUBLE))
-MEANS = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], dtype=DOUBLE)
-MIX = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES)
-BIASED = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES, bias=True)
-START = Start("normal", attention=0.5, heads=0.5, prompts=0.5, readout=1.0)
-# A model by name: its kind, and what differs from one layer, one attention head and shared task heads.
-MODELS = {
-    "reduced": ("reduced", {}),
-    "reduced, entry fixed": ("reduced", {"trainable_entry": False}),
-    "reduced, task heads": ("reduced", {"task_heads": True}),
-    "full": ("full", {}),
-    "full, task heads": ("full", {"task_heads": True}),
-    "separate": ("separate", {}),
-    "separate, task heads": ("separate", {"task_heads": True}),
-    "stack 1": ("stack", {"layers": 1}),
-    "stack 2": ("stack", {"layers": 2, "residual": 2.0}),
-    "stack 3, task heads": ("stack", {"layers": 3, "task_heads": True}),
-}
-LAYERS = [name for name in MODELS if not name.startswith("stack")]
-
-
-def build(
-    name,
-    source=MIX,
-    *,
-    R=2,
-    H=1,
-    t=1,
-    units="measured",
-    dtype=DOUBLE,
-    see_query=False,
-    seed=1,
-    start=START,
-    n=N,
-    scale=0.3,
-):
-    kind, changes = MODELS[name]
-    options = {key: changes[key] for key in ("residual", "trainable_entry") if key in changes}
-    sizes = {key: changes[key] for key in ("layers", "task_heads") if key in changes}
-    features = source.m - 1 - int(source.bias)
-    shape = Shape(R, source.K, source.m, features, attention_heads=H, tokens=t, **sizes)
-    found = (
-        models.measured(source, n, seed=0, stream=65_535) if units == "measured" else models.literal(source.m, scale)
-    )
-    model = models.KINDS[kind](shape, found, see_query=see_query, dtype=dtype, **options)
-    model.start(start, seed=seed, stream=65_534)
-    return model
-
-
-def literal_loss(model, source, n, batch, **options):
-    """The oracle on what the model says its parameters are."""
-    op = fl.reference.sampled_stack_loss if model.name == "stack" else fl.reference.sampled_loss
-    if model.name == "stack":
-        options["residual"] = model.options["residual"]
-    forms = {name: None if form is None else form.double() for name, form in model.forms().items()}
-    return op(source, n, batch, **forms, **PLACE, see_query=model.options["see_query"], **options)
 
 
 def as_layer(model):
@@ -353,116 +291,6 @@ def test_wrong_loads(name, sizes, change, message):
         model.assign(**{"p": p, "W": W, "v": v, **change})
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_save_and_load(name, dtype, tmp_path, monkeypatch):
-    def never(*_, **__):
-        raise AssertionError("a pickle")
-
-    for module, names in ((pickle, ("dump", "dumps", "load", "loads")), (torch, ("save", "load"))):
-        for function in names:
-            monkeypatch.setattr(module, function, never)
-    model = build(name, R=3, H=2, t=3, dtype=dtype, see_query=True)
-    path = tmp_path / "model.safetensors"
-    models.save(model, path, note="of a test")
-    with safetensors.safe_open(path, "pt") as file:
-        assert set(file.keys()) == set(model.state_dict())
-    assert b'\\"note\\": \\"of a test\\"' in path.read_bytes()
-    found = models.load(path)
-    assert type(found) is type(model)
-    assert (found.shape, found.options, found.loss_unit) == (model.shape, model.options, model.loss_unit)
-    assert found.describe() == model.describe()
-    ours, theirs = model.state_dict(), found.state_dict()
-    assert list(ours) == list(theirs)
-    for key, value in ours.items():
-        assert theirs[key].dtype == value.dtype == dtype
-        assert torch.equal(theirs[key], value)
-    assert torch.equal(found.loss(MIX, N, 24, **PLACE)[0], model.loss(MIX, N, 24, **PLACE)[0])
-    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-def test_load_of_what_is_no_model(tmp_path):
-    path = tmp_path / "model.safetensors"
-    with pytest.raises(FileNotFoundError):
-        models.load(path)
-    models.save(build("full"), path)
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(ValueError, match=re.escape(f"{path}: damaged")):
-        models.load(path)
-    path.write_bytes(data[:-9])
-    with pytest.raises(ValueError, match=re.escape(f"{path}: damaged")):
-        models.load(path)
-
-
-def rescaled(labels, features, bias):
-    """The source with y in other units, and each feature in its own; numbers are powers of two, so products exact."""
-    D = torch.diag(torch.tensor(features, dtype=DOUBLE))
-    back = torch.linalg.inv(D)
-    return fl.TaskMixture(
-        labels * MEANS @ back,
-        labels**2 * back @ COV @ back,
-        [0.4, 0.6],
-        noise_std=0.3 * labels,
-        feature_cov=D @ FEATURES @ D,
-        bias=bias,
-    )
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("H", [1, 2])
-@pytest.mark.parametrize(("labels", "features"), [(8.0, [1.0] * 3), (1.0, [4.0, 0.5, 2.0]), (0.25, [2.0, 8.0, 0.5])])
-def test_measured_units_are_equivariant(name, bias, H, labels, features):
-    """The same raw parameters predict labels in the units of the source."""
-    before, after = (BIASED if bias else MIX), rescaled(labels, features, bias)
-    model, other = build(name, before, H=H), build(name, after, H=H)
-    for raw, same in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(raw, same)
-    losses = model.loss(before, N, 40, **PLACE)[0], other.loss(after, N, 40, **PLACE)[0]
-    assert_close(losses[1], labels**2 * losses[0], 1e-11)
-    assert other.loss_unit == pytest.approx(labels**2 * model.loss_unit, rel=1e-12)
-    tokens = torch.tensor([1.0] * bias + [*features, labels], dtype=DOUBLE)
-    if model.name != "stack" and not name.startswith("reduced"):
-        W, v = (model.forms()[letter] / form for letter, form in (("W", tokens[:, None] * tokens), ("v", tokens)))
-        assert_close(other.forms()["W"], W, 1e-12)
-        assert_close(other.forms()["v"], labels * v, 1e-12)
-        assert_close(other.forms()["p"], model.forms()["p"] * tokens, 1e-12)
-
-
-def test_measured_units():
-    """The formulas of the module, with root mean squares that are known."""
-    units = models.measured(MIX, N, seed=3, stream=9)
-    label = theory.normaliser(MIX)
-    size = torch.cat([FEATURES.diagonal(), torch.tensor([label], dtype=DOUBLE)]).sqrt()
-    c = N + MIX.m
-    expected = Units(
-        prompt=c**0.5 * size,
-        attention=1.0 / (c * size[:, None] * size),
-        values=size / size[:, None],
-        head=label**0.5 / size,
-        loss=label,
-    )
-    for found, wanted in zip(units[:4], expected[:4], strict=True):
-        assert relative_error(found, wanted) < 0.05
-        assert torch.allclose(found, wanted, rtol=0.06, atol=0.0)
-    assert units.loss == pytest.approx(label, rel=0.05)
-    # A column of zeros has no unit.
-    silent = fl.FixedTask([0.0, 0.0, 0.0])
-    assert models.measured(silent, N, seed=0, stream=0).loss == 1.0
-
-
-def test_literal_units():
-    model = build("stack 2", units="literal", scale=0.25)
-    assert torch.equal(model.forms()["A"], 0.25 * model.A)
-    assert torch.equal(model.forms()["C"], model.C)
-    assert torch.equal(model.forms()["p"], model.p)
-    assert model.loss_unit == 1.0
-    layer = build("separate", units="literal", scale=0.25)
-    assert_close(layer.forms()["W"], 0.25 * layer.Wq @ layer.Wk.mT, 1e-15)
-    assert_close(layer.forms()["v"][:, 0], (layer.Wv @ layer.h[..., None])[..., 0], 1e-14)
-
-
 @pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack"])
 @pytest.mark.parametrize("preset", ["tuned", "paper", "authors"])
 def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
@@ -520,49 +348,3 @@ def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
     Loop(job).run()
     assert seen == [False, True]
     assert not torch.equal(model.state_dict()["p"], before["p"])
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("distribution", ["normal", "uniform"])
-def test_start_of_a_trial_depends_on_the_seed_and_the_trial_alone(name, distribution):
-    start = Start(distribution, distribution, 0.5, 0.5, 0.5, 1.0)
-    one, three, other = (build(name, R=R, H=2, seed=seed, start=start) for R, seed in ((1, 1), (3, 1), (3, 2)))
-    for first, all_three, another in zip(one.parameters(), three.parameters(), other.parameters(), strict=True):
-        assert torch.equal(first[0], all_three[0])
-        for a, b in itertools.combinations(all_three, 2):
-            assert not (a == b).any()
-        assert not (all_three == another).any()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_start_statistics(name):
-    """Sizes are standard deviations or bounds, of each group its own, around what is read out."""
-    sizes = {"attention": 0.3, "heads": 0.7, "prompts": 1.5}
-    for distribution, readout in (("normal", 0.0), ("uniform", 0.0), ("normal", 2.0)):
-        model = build(
-            name, R=2000, start=Start(distribution, distribution, **sizes, readout=readout), dtype=torch.float32
-        )
-        assert {raw for raws in model.groups.values() for raw in raws} >= {key for key, _ in model.named_parameters()}
-        for group, size in sizes.items():
-            for parameter in model.group(group):
-                raw = parameter.detach()
-                if distribution == "uniform":
-                    assert size * 0.99 < float(raw.max()) <= size
-                    assert -size <= float(raw.min()) < -0.99 * size
-                    assert float(raw.std()) == pytest.approx(size / 3**0.5, rel=0.05)
-                centre = raw.mean(0)
-                noise = 6 * size / 2000**0.5
-                assert float((raw - centre).std()) == pytest.approx(
-                    size / (3**0.5 if distribution == "uniform" else 1), rel=0.05
-                )
-                wanted = torch.zeros_like(centre)
-                if readout and group == "heads":
-                    wanted[..., -1] = readout
-                elif readout and (parameter is getattr(model, "Wv", None) or parameter is getattr(model, "C", None)):
-                    wanted += readout * torch.eye(4)
-                assert float((centre - wanted).abs().max()) < noise
-
-
-def test_groups_of_the_reduced_model():
-    assert build("reduced").group("heads") == []
-    assert [raw.shape for raw in build("reduced, task heads").group("heads")] == [(2, 2, 4)]

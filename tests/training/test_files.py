@@ -5,33 +5,21 @@ import os
 import pickle
 import re
 import shutil
-import signal
 import struct
 
 import pytest
 import safetensors.torch
 import torch
+from folders import contents, visible
+from training_runs import SHORT, TOML, interrupt, mixture
 
 import fastlin as fl
 from fastlin import _tensors, cli
-from fastlin._files import replacing
 from fastlin._tensors import FileError
 from fastlin.training.loop import Loop
 
-STEPS = 20
-SIZES = {
-    "steps": STEPS,
-    "batch": 64,
-    "trials": 2,
-    "records": 10,
-    "lr": 0.02,
-    "clip": 1.0,
-    "optimiser_options": {"betas": [0.9, 0.99]},
-}
-
-
-def mixture(last=-1.0):
-    return fl.TaskMixture([[1.0] * 3, [-1.0, -1.0, last]], torch.eye(3).expand(2, 3, 3), [0.4, 0.6])
+STEPS = SHORT["steps"]
+SIZES = {**SHORT, "trials": 2, "clip": 1.0, "optimiser_options": {"betas": [0.9, 0.99]}}
 
 
 def train(out, mix=None, n=5, **options):
@@ -41,17 +29,8 @@ def train(out, mix=None, n=5, **options):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A run that was stopped before step 9, after four records, and the same one, ended."""
-    folder, one_step = tmp_path_factory.mktemp("runs"), Loop._one_step
-
-    def stopping(self, *arguments):
-        if self.step == 8:
-            os.kill(os.getpid(), signal.SIGINT)
-        one_step(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_one_step", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            train(folder / "stopped")
+    folder = tmp_path_factory.mktemp("runs")
+    interrupt(folder / "stopped", 9, **SIZES)
     train(folder / "ended")
     return folder
 
@@ -64,10 +43,6 @@ def stopped(runs, tmp_path):
 @pytest.fixture
 def ended(runs, tmp_path):
     return shutil.copytree(runs / "ended", tmp_path / "run")
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(folder, named, **options):
@@ -94,178 +69,9 @@ def assert_goes_on(folder, runs):
 
 
 def test_stopped_run_is_as_the_tests_want_it(stopped, runs):
-    assert sorted(path.name for path in stopped.iterdir() if path.name[0] != ".") == [
-        "checkpoint.safetensors",
-        "records.jsonl",
-        "run.json",
-    ]
+    assert visible(stopped) == ["checkpoint.safetensors", "records.jsonl", "run.json"]
     assert len((stopped / "records.jsonl").read_text().splitlines()) == 4
     assert_goes_on(stopped, runs)
-
-
-# --- replacing --------------------------------------------------------------------------------------------------------
-
-
-def test_replacing_is_all_or_nothing(tmp_path):
-    path = tmp_path / "file.json"
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert not path.exists()
-        assert temporary.parent == tmp_path
-        # What a run leaves when it is killed here is hidden, and is not taken for a file of the user.
-        assert temporary.name.startswith(".")
-    assert path.read_text() == "new"
-    with replacing(path) as temporary:
-        temporary.write_text("newer")
-        assert path.read_text() == "new"
-    assert path.read_text() == "newer"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), SystemExit(143)])
-@pytest.mark.parametrize("there", [False, True])
-def test_replacing_leaves_nothing_after_an_error(tmp_path, error, there):
-    path = tmp_path / "file"
-    if there:
-        path.write_text("old")
-
-    def write():
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise error
-
-    with pytest.raises(type(error)):
-        write()
-    assert contents(tmp_path) == ({path.relative_to(tmp_path): b"old"} if there else {})
-
-
-@pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_replacing_when_the_disk_fails(tmp_path, monkeypatch, name):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    path = tmp_path / "file"
-    path.write_text("old")
-    monkeypatch.setattr(os, name, fail)
-    with pytest.raises(OSError, match="Input/output error"), replacing(path) as temporary:
-        temporary.write_text("new")
-    monkeypatch.undo()
-    assert contents(tmp_path) == {path.relative_to(tmp_path): b"old"}
-
-
-def test_replacing_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
-    """Contents first: after a power cut the name has either the old contents or the new."""
-    done, fsync, replace = [], os.fsync, os.replace
-
-    def note_fsync(file):
-        done.append(("fsync", os.readlink(f"/proc/self/fd/{file}")))
-        fsync(file)
-
-    def note_replace(source, target):
-        done.append(("replace", str(source)))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
-    with replacing(tmp_path / "file") as temporary:
-        temporary.write_text("new")
-    assert done[:2] == [("fsync", str(temporary)), ("replace", str(temporary))]
-
-
-# --- Files of tensors -------------------------------------------------------------------------------------------------
-
-TENSORS = {
-    "a": torch.tensor([1.0, float("nan"), -0.0, float("inf")]),
-    "b": torch.arange(6).reshape(2, 3).T,
-    "scalar": torch.tensor(0.1, dtype=torch.float64),
-    "none": torch.empty(0, 3),
-    "true": torch.tensor([True, False]),
-}
-DESCRIPTION = {"text": 'é "quoted" \\ \n', "third": 1 / 3, "big": 1 << 64, "none": None, "nest": [{"a": [1.5]}]}
-
-
-def test_tensors_return_as_they_were(tmp_path):
-    path = tmp_path / "file.safetensors"
-    _tensors.write(path, "thing", DESCRIPTION, TENSORS)
-    description, tensors = _tensors.read(path, "thing")
-    assert description == DESCRIPTION
-    assert tensors.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
-        assert tensors[name].dtype == tensor.dtype
-        assert tensors[name].shape == tensor.shape
-        assert tensors[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes()
-        tensors[name].zero_()  # they can be written to
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_tensors_that_share_memory(tmp_path):
-    """Such as those of an optimiser, or of units that are all one."""
-    whole = torch.arange(6.0)
-    _tensors.write(tmp_path / "file", "thing", {}, {"a": whole, "b": whole, "part": whole[2:4]})
-    _, tensors = _tensors.read(tmp_path / "file", "thing")
-    assert torch.equal(tensors["a"], whole)
-    assert torch.equal(tensors["b"], whole)
-    assert torch.equal(tensors["part"], whole[2:4])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
-def test_types_of_tensors(tmp_path, dtype):
-    """Whatever an optimiser keeps."""
-    value = torch.tensor([0, 1, 2]).to(dtype)
-    _tensors.write(tmp_path / "file", "thing", {}, {"a": value})
-    assert torch.equal(_tensors.read(tmp_path / "file", "thing")[1]["a"], value)
-
-
-def test_every_bit_counts(tmp_path):
-    """A file with any one bit changed is refused, and so is one of any other length."""
-    path = tmp_path / "file.safetensors"
-    _tensors.write(path, "thing", {"a": [1, "é"]}, {"a": torch.ones(2), "b": torch.tensor(3)})
-    data = path.read_bytes()
-
-    def is_refused():
-        try:
-            _tensors.read(path, "thing")
-        except FileError as error:
-            return str(error).startswith(f"{path}: ")
-        return False
-
-    with path.open("r+b", buffering=0) as file:
-        for place, byte in enumerate(data):
-            for bit in range(8):
-                os.pwrite(file.fileno(), bytes([byte ^ (1 << bit)]), place)
-                assert is_refused(), (place, bit)
-            os.pwrite(file.fileno(), bytes([byte]), place)
-        assert path.read_bytes() == data
-        assert _tensors.read(path, "thing")[0] == {"a": [1, "é"]}
-        os.pwrite(file.fileno(), b"\0", len(data))
-        assert is_refused()
-        for length in reversed(range(len(data))):
-            os.truncate(path, length)
-            assert is_refused(), length
-
-
-def test_wrong_files_of_tensors(tmp_path, monkeypatch):
-    path = tmp_path / "file.safetensors"
-    with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
-        _tensors.read(path, "thing")
-    _tensors.write(path, "thing", {}, {})
-    with pytest.raises(FileError, match=r"file\.safetensors: is a thing, wants a model"):
-        _tensors.read(path, "model")
-    monkeypatch.setattr(_tensors, "VERSION", 2)
-    with pytest.raises(FileError, match=r"file\.safetensors: has format version 1, wants 2; another fastlin wrote it"):
-        _tensors.read(path, "thing")
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file.safetensors"
-    _tensors.write(path, "thing", {"old": 1}, {"a": torch.ones(3)})
-    before = contents(tmp_path)
-    with pytest.raises(TypeError):
-        _tensors.write(path, "thing", {"old": object()}, {"a": torch.ones(3)})
-    assert contents(tmp_path) == before
-
-
-# --- Checkpoints ------------------------------------------------------------------------------------------------------
 
 
 class Marker:
@@ -358,10 +164,7 @@ def test_damaged_checkpoint(stopped, damage, reason):
 def test_damaged_checkpoint_and_the_command(stopped, tmp_path, capsys):
     (stopped / "checkpoint.safetensors").write_bytes(b"")
     config = tmp_path / "own.toml"
-    config.write_text(
-        "name = 'two'\ndimension = 3\nmeans = [1, -1]\ncovariances = [1, 1]\nweights = [0.4, 0.6]\n"
-        "context_lengths = [5]\n"
-    )
+    config.write_text(TOML)
     command = ["train", str(config), "--regime", "plain", "--out", str(stopped), "--resume", "--trials", "2"]
     command += ["--steps", str(STEPS), "--batch", "64", "--lr", "0.02", "--set", "clip=1.0"]
     command += ["--set", "optimiser_options={betas=[0.9, 0.99]}"]
@@ -385,9 +188,6 @@ def test_damaged_model(ended, damage):
 def test_checkpoint_is_not_a_model(stopped):
     with pytest.raises(FileError, match=r"checkpoint\.safetensors: is a checkpoint, wants a model"):
         fl.models.load(stopped / "checkpoint.safetensors")
-
-
-# --- Records ----------------------------------------------------------------------------------------------------------
 
 
 def shorter(path):
@@ -438,8 +238,6 @@ def test_damaged_records_of_a_run_that_has_ended(ended, damage):
     refused(ended, path)
 
 
-# --- run.json and result.json -----------------------------------------------------------------------------------------
-
 WRONG = ["", "{", "null", "[]", "3", "{}", '"text"', "\xff", '{"kind": "x"}', '{"name": "x", "version": "1.0"}']
 
 
@@ -488,9 +286,6 @@ def test_result_without_its_model(ended):
     with pytest.raises((FileError, FileNotFoundError), match=re.escape(str(ended / "model.safetensors"))):
         train(ended, resume=True)
     assert contents(ended) == before
-
-
-# --- Folders ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resume", [False, True])

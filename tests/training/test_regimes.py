@@ -1,18 +1,18 @@
 """Regimes: what each row trains and leaves alone, on every model, and rows of a user's own."""
 
+import functools
 import itertools
 import re
 
 import pytest
 import torch
+import training_plans
 from helpers import DOUBLE, assert_close
+from training_plans import N, recording, trace
 
 import fastlin as fl
-from fastlin.experiments.plan import Plan
-from fastlin.training.loop import Job, Loop
 from fastlin.training.regimes import REGIMES, Phase, Regime, Term, named
 
-N = 4
 EYE = torch.eye(3, dtype=DOUBLE)
 MIX = fl.TaskMixture([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], torch.stack([EYE, 2 * EYE]), [0.4, 0.6], noise_std=0.3)
 TARGET = fl.TaskMixture([[0.0, 0.0, 3.0], [1.0, 0.0, 0.0]], torch.stack([EYE, EYE]), [0.5, 0.5])
@@ -31,73 +31,11 @@ TABLE = {
     "heads": ([{"attention", "heads"}], True),
 }
 
-
-def plan_of(regime, *, mix=MIX, target=None, model="full", layers=1, heads=1, trials=2, preset="tuned", **values):
-    return Plan.of(
-        mix,
-        regime,
-        N,
-        target=target,
-        model=model,
-        layers=layers,
-        attention_heads=heads,
-        prompt_tokens=1,
-        trials=trials,
-        seed=3,
-        records=10,
-        preset=preset,
-        values={"steps": 6, "batch": 64, **values},
-        dtype=DOUBLE,
-        device="cpu",
-        backend="auto",
-    )
-
-
-def trace(plan, record_every=1):
-    """The loop of a plan, and its raw parameters before the first step and after every record."""
-    model, seen = plan.model(), []
-
-    def keep(model, prompts):
-        seen.append({name: raw.detach().clone() for name, raw in model.named_parameters()})
-        return torch.ones(plan.shape.trials), torch.zeros(plan.shape.trials)
-
-    keep(model, False)
-    loop = Loop(
-        Job(
-            model=model,
-            regime=plan.regime,
-            protocol=plan.protocol,
-            sources=plan.sources,
-            n=plan.n,
-            seed=plan.seed,
-            risk=keep,
-            optimum=None,
-            backend="auto",
-            record_every=record_every,
-            folder=None,
-            checkpoint_seconds=30.0,
-            progress=False,
-        )
-    )
-    loop.run()
-    return loop, seen
+plan_of = functools.partial(training_plans.plan_of, mix=MIX, preset="tuned", batch=64)
 
 
 def changed(before, after):
     return {name for name in before if not torch.equal(before[name], after[name])}
-
-
-def recording(store, lr=1e-4):
-    """An optimiser, plain gradient descent, that leaves the gradient of every step in `store`."""
-
-    def make(parameters):
-        optimiser = torch.optim.SGD(parameters, lr=lr)
-        optimiser.register_step_post_hook(
-            lambda optimiser, *_: store.append([raw.grad.clone() for raw in optimiser.param_groups[0]["params"]])
-        )
-        return optimiser
-
-    return make
 
 
 def test_the_table():

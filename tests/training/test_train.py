@@ -1,13 +1,13 @@
-"""fastlin.train: what a run says of itself, on every source, and how it is refused."""
+"""fastlin.train: what a run says of itself, on every source, and how close it comes to the optimum."""
 
 import io
 import json
-import re
 import sys
 
 import pytest
 import torch
 from helpers import DOUBLE, assert_close
+from training_runs import assert_same
 
 import fastlin as fl
 from fastlin import theory
@@ -33,15 +33,6 @@ OPTIMA = {
 
 def short(mix=MIX, regime="joint", n=N, **options):
     return fl.train(mix, regime, n, **{"steps": 6, "batch": 64, "trials": 2, **options})
-
-
-def same(first, second):
-    assert torch.equal(first.risk, second.risk)
-    assert first.best == second.best
-    for letter, form in first.params.items():
-        assert torch.equal(form, second.params[letter])
-    for name, values in first.history.items():
-        assert torch.equal(values, second.history[name]), name
 
 
 @pytest.mark.parametrize("model", ["reduced", "full", "separate"])
@@ -159,9 +150,6 @@ def test_the_regime_of_the_table_given_as_a_row_has_its_theory():
     assert short(regime=row).theory.loss == theory.joint(MIX, N).loss
 
 
-# Risk on samples ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mix", "options"),
     [
@@ -213,8 +201,6 @@ def test_the_best_trial_is_not_chosen_on_what_is_reported(monkeypatch):
     assert run.risk.tolist() == [4.0, 6.0, 5.0]
     assert run.risk_error.tolist() == [0.5] * 3
 
-
-# Sources, dtypes, backends -----------------------------------------------------------------------------------------
 
 SOURCES = {
     "fixed": fl.FixedTask([1.0, 2.0, 3.0], noise_std=0.1),
@@ -281,7 +267,7 @@ def test_backends_agree(model, preset, monkeypatch):
 @pytest.mark.parametrize("model", ["reduced", "full", "separate", "stack"])
 def test_the_same_seed_gives_the_same_bits(model):
     one, two, other = (short(model=model, seed=seed, regime="joint+heads") for seed in (4, 4, 5))
-    same(one, two)
+    assert_same(one, two)
     for letter, form in one.params.items():
         if letter != "v" or model != "reduced":
             assert not torch.equal(form, other.params[letter])
@@ -335,9 +321,6 @@ def test_records_of_trials_that_diverge_are_json(model, tmp_path):
         json.loads(line, parse_constant=refuse)
 
 
-# Progress ----------------------------------------------------------------------------------------------------------
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -361,99 +344,6 @@ def test_progress(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     short(regime="heads", progress=True)
     assert "over the optimum" not in sys.stderr.getvalue()
-
-
-# Wrong calls -------------------------------------------------------------------------------------------------------
-
-WIDE = fl.TaskMixture([[1.0] * 4, [0.0] * 4], torch.eye(4).expand(2, 4, 4), [0.5, 0.5])
-ON_TARGET = Regime("own", (Phase(("attention",), False, (fl.training.regimes.Term(source="target"),)),))
-WRONG = [
-    ({"mix": None}, TypeError, "mix: got None, wants a task source such as fastlin.TaskMixture"),
-    ({"mix": 3}, TypeError, "mix: got a int, wants a task source such as fastlin.TaskMixture"),
-    ({"mix": fl.TaskMixture}, TypeError, "mix: got a "),
-    ({"regime": "Joint"}, ValueError, "regime: got 'Joint' (did you mean joint?), wants one of "),
-    ({"regime": None}, TypeError, "regime: got None, wants one of "),
-    ({"n": -1}, ValueError, "n: got -1, wants an integer in [0, "),
-    ({"n": 1.5}, TypeError, "n: got 1.5 (float), wants an integer"),
-    ({"n": "4"}, TypeError, "n: got '4' (str), wants an integer"),
-    (
-        {"model": "fulll"},
-        ValueError,
-        "model: got 'fulll' (did you mean full?), wants one of reduced, full, separate, stack",
-    ),
-    ({"model": None}, ValueError, "model: got None, wants one of reduced, full, separate, stack"),
-    ({"layers": 0, "model": "stack"}, ValueError, "layers: got 0, wants an integer >= 1"),
-    ({"layers": 2}, ValueError, "layers: got 2 for model 'full', wants 1, or model='stack'"),
-    ({"layers": 1.0}, TypeError, "layers: got 1.0 (float), wants an integer"),
-    ({"attention_heads": 0}, ValueError, "attention_heads: got 0, wants an integer >= 1"),
-    ({"attention_heads": "2"}, TypeError, "attention_heads: got '2' (str), wants an integer"),
-    ({"prompt_tokens": 0}, ValueError, "prompt_tokens: got 0, wants an integer >= 1"),
-    ({"prompt_tokens": -1}, ValueError, "prompt_tokens: got -1, wants an integer "),
-    ({"trials": 0}, ValueError, "trials: got 0, wants an integer >= 1"),
-    ({"trials": 2.5}, TypeError, "trials: got 2.5 (float), wants an integer"),
-    (
-        {"trials": 70_000, "own_data": True},
-        ValueError,
-        "trials: got 70000 with their own data in 1 terms, wants at most",
-    ),
-    ({"records": 0}, ValueError, "records: got 0, wants an integer >= 1"),
-    ({"seed": -1}, ValueError, "seed: got -1, wants an integer in [0, 18446744073709551616)"),
-    ({"seed": 0.0}, TypeError, "seed: got 0.0 (float), wants an integer"),
-    ({"target": MIX}, ValueError, "target: got a TaskMixture, wants None: regime 'joint' does not train on it"),
-    ({"regime": ON_TARGET}, ValueError, "target: got None, wants a task source: regime 'own' trains on it"),
-    ({"regime": ON_TARGET, "target": 3}, TypeError, "target: got a int, wants a task source"),
-    (
-        {"regime": ON_TARGET, "target": WIDE},
-        ValueError,
-        "target: has token width 5 and 2 tasks, wants 4 and 2, those of mix",
-    ),
-    ({"dtype": torch.float16}, ValueError, "dtype: got torch.float16, wants torch.float32 or torch.float64"),
-    ({"dtype": "float32"}, ValueError, "dtype: got float32, wants torch.float32 or torch.float64"),
-    ({"device": "gpu"}, (ValueError, RuntimeError), "device: got 'gpu'"),
-    ({"device": 1.5}, (ValueError, TypeError), "device: got 1.5"),
-    ({"backend": "fast"}, ValueError, "backend"),
-    ({"backend": None}, (ValueError, TypeError), "backend"),
-    ({"checkpoint_seconds": "soon"}, (ValueError, TypeError), "checkpoint_seconds: got 'soon'"),
-    ({"checkpoint_seconds": float("nan")}, ValueError, "checkpoint_seconds: got nan"),
-    ({"out": 5}, TypeError, "out: got 5"),
-    (
-        {"out": None, "resume": True},
-        ValueError,
-        "resume: got True without out, wants the folder of the run to go on with",
-    ),
-    ({"steps": 0}, ValueError, "steps: got 0"),
-    ({"batch": 0}, ValueError, "batch: got 0"),
-    ({"lr": -1.0}, ValueError, "lr: got -1.0"),
-    ({"learning_rate": 1.0}, TypeError, "train: got an unknown argument 'learning_rate'"),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"), WRONG, ids=[f"{i}-{'-'.join(change)}" for i, (change, *_) in enumerate(WRONG)]
-)
-def test_wrong_calls(change, error, message, tmp_path):
-    """Each names the argument, before any work: no folder is made."""
-    given = {"mix": MIX, "regime": "joint", "n": N, "steps": 2, "batch": 16, "out": tmp_path / "run", **change}
-    with pytest.raises(error, match="^(sampled_loss: )?" + re.escape(message)):
-        fl.train(**given)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_is_taken(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: holds notes.txt and no run.json; wants a new folder")):
-        short(out=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["notes.txt"]
-    run = short(out=tmp_path / "run")
-    assert run.folder == tmp_path / "run"
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'run'}: holds a run already; wants another folder")):
-        short(out=tmp_path / "run")
-    same(short(out=tmp_path / "run", resume=True), run)
-    with pytest.raises(ValueError, match=re.escape("holds a run with seed = 0, this one has 1; wants the same")):
-        short(out=tmp_path / "run", resume=True, seed=1)
-
-
-# Accuracy ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["reduced", "full"])

@@ -1,0 +1,42 @@
+import functools
+import json
+
+import pytest
+from training_runs import EVALUATION_BATCH, Forker, train
+
+from fastlin import plots
+from fastlin.experiments import plan
+
+
+@pytest.fixture(scope="module")
+def small_evaluations():
+    """Risks of stacks are taken on small samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_EVALUATION_BATCH", EVALUATION_BATCH)
+        yield
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory):
+    made = Forker(tmp_path_factory.mktemp("forker") / "stderr")
+    yield made
+    made.process.stdin.close()
+    made.process.stdout.close()
+    assert made.process.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nothing stopped, by its arguments; each is made once."""
+
+    @functools.cache
+    def run(given):
+        regime, options = json.loads(given)
+        return train(regime, out=tmp_path_factory.mktemp("undisturbed") / "run", **options)
+
+    return lambda regime, **options: run(json.dumps([regime, options]))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "training", lambda folder: [])

@@ -1,0 +1,207 @@
+"""Short runs that are stopped, by whatever means, and the way they are compared.
+
+This file is also a program: it forks a process for each line that it reads, to be killed without a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import fastlin as fl
+from fastlin import cli
+from fastlin.experiments import plan
+from fastlin.training.loop import Loop
+from fastlin.training.record import Folder
+
+CHECKPOINT = "checkpoint.safetensors"
+STEPS, EVERY = 24, 5  # steps of a run, and between the checkpoints of one that is to be killed
+EVALUATION_BATCH = 256
+SIZES = {"steps": STEPS, "batch": 64, "trials": 3, "records": STEPS // 3}
+# Of runs that something goes wrong in.
+SHORT = {"steps": 20, "batch": 64, "trials": 3, "records": 10, "lr": 0.02}
+MODELS = {"full": {"model": "full"}, "stack": {"model": "stack", "layers": 2}}
+OPTIMISER = {
+    "adam": {"average": 0.4, "clip": 0.5},
+    "momentum": {"optimiser": "sgd", "optimiser_options": {"momentum": 0.9}, "own_data": True, "average": 0.0},
+    "lbfgs": {"optimiser": "lbfgs", "optimiser_options": {"max_iter": 3}, "lr": 0.01, "clip": None, "average": 0.7},
+}
+TOML = """
+name = "two tasks"
+dimension = 3
+means = [1, -1]
+covariances = [1, 1]
+weights = [0.4, 0.6]
+context_lengths = [5]
+"""
+
+
+def mixture(last=-1.0):
+    return fl.TaskMixture([[1.0] * 3, [-1.0, -1.0, last]], torch.eye(3).expand(2, 3, 3), [0.4, 0.6])
+
+
+def train(regime="plain", **options):
+    return fl.train(mixture(), regime, 5, **{**SIZES, **options})
+
+
+def before_step(patch, at, what, every=1):
+    """Before step `at` something happens; checkpoints that fall due are made at multiples of `every` steps.
+
+    Attributes are set by `patch`, as setattr does.
+    """
+    one_step, save = Loop._one_step, Loop._save
+
+    def patched_step(self, *arguments):
+        if self.step == at:
+            what()
+        one_step(self, *arguments)
+
+    def patched_save(self, folder):
+        if self.step % every == 0:
+            save(self, folder)
+
+    patch(Loop, "_one_step", patched_step)
+    patch(Loop, "_save", patched_save)
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def interrupt(folder, at, regime="plain", **options):
+    """A run that has stopped before step `at`, with a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch.setattr, at - 1, lambda: send(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(regime, out=folder, **options)
+    assert (folder / CHECKPOINT).exists()
+
+
+def serve():
+    """Fork a process for each request; say its id, and how it ended."""
+    torch.set_num_threads(1)
+    plan._EVALUATION_BATCH = EVALUATION_BATCH
+    train("plain", **OPTIMISER["lbfgs"])
+    train("plain", **MODELS["stack"])
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            sys.exit(perform(**json.loads(line)))
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def perform(errors, regime=None, options=None, command=None, moment="step", at=None, every=EVERY):
+    """A run that kills itself at a moment, or waits for a signal when `moment` is "pause"."""
+    for stream in (1, 2):
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), stream)
+
+    def kill(*_):
+        send(signal.SIGKILL)
+
+    if moment in ("step", "pause"):
+        before_step(setattr, at, kill if moment == "step" else signal.pause, every)
+    elif moment == "checkpoint":
+        fsync, left = os.fsync, iter(range(at))
+        os.fsync = lambda file: fsync(file) if next(left, None) is not None else kill()
+    elif moment == "result":
+        write = Folder._write
+        Folder._write = lambda self, name, value: kill() if name == "result.json" else write(self, name, value)
+    elif moment == "forget":
+        Folder._forget = kill
+    if command is not None:
+        return cli.main(command)
+    train(regime, **options)
+    return 0
+
+
+class Forker:
+    """The program, at work."""
+
+    def __init__(self, errors):
+        self.errors, self.busy = errors, False
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, **request):
+        """The id of a process that is under way."""
+        self.wait()
+        print(json.dumps({"errors": str(self.errors), **request}), file=self.process.stdin, flush=True)
+        self.busy = True
+        return int(self.process.stdout.readline())
+
+    def end(self):
+        """How it ended."""
+        assert self.busy
+        self.busy = False
+        return int(self.process.stdout.readline())
+
+    def wait(self):
+        """Until a process that a test has left alone is gone."""
+        if self.busy:
+            self.end()
+
+    def __call__(self, **request):
+        self.start(**request)
+        return self.end()
+
+
+def result(folder):
+    found = json.loads((folder / "result.json").read_text())
+    assert found.pop("seconds") > 0
+    return found
+
+
+def assert_same(run, other):
+    """All bits that are not times."""
+    assert run.params.keys() == other.params.keys()
+    for name, value in run.params.items():
+        assert same(value, other.params[name]), name
+    for (name, raw), (_, held) in zip(run.model.named_parameters(), other.model.named_parameters(), strict=True):
+        assert same(raw, held), name
+    for name, value in run.history.items():
+        assert same(value, other.history[name]), name
+    assert same(run.risk, other.risk)
+    assert same(run.risk_error, other.risk_error)
+    assert (run.best, run.diverged, run.config) == (other.best, other.diverged, other.config)
+    assert str(run.theory) == str(other.theory)
+    if run.folder and other.folder:
+        assert (run.folder / "records.jsonl").read_bytes() == (other.folder / "records.jsonl").read_bytes()
+        assert result(run.folder) == result(other.folder)
+
+
+def same(a, b):
+    """Whether all bits are the same, those of NaN too."""
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def bits(values):
+    return values.detach().contiguous().flatten().view(torch.uint8)
+
+
+def records(folder):
+    return (folder / "records.jsonl").read_bytes()
+
+
+def await_step(folder, step, child):
+    """Return once a record of the step is there."""
+    end = time.monotonic() + 20
+    while not (folder / "records.jsonl").exists() or f'"step": {step},'.encode() not in records(folder):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail(f"{folder}: step {step} does not come")
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    serve()
