@@ -13,6 +13,7 @@ from typing import Any
 
 from fastlin import _info
 from fastlin._version import __version__
+from fastlin.backends import BackendError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has had enough; nothing is left to tell, not even by Python when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, BackendError) as error:
         print(f"fastlin: {error}", file=sys.stderr)
         return 1
     return 0
@@ -138,6 +139,7 @@ def _add_train(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="any other value of the preset, as TOML writes it: --set schedule=cosine --set clip=0.5",
     )
+    command.add_argument("--dtype", default="float32", help="float32 or float64 (default: float32)")
     command.add_argument("--backend", default="auto")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
@@ -153,18 +155,18 @@ def _train(options: argparse.Namespace) -> None:
         setting = setting.with_lengths(options.n)
     out = options.out or Path("runs") / Path(options.config).stem
     names = ("model", "layers", "attention_heads", "prompt_tokens", "preset", "steps", "batch", "lr", "trials", "seed")
-    given = {name: getattr(options, name) for name in (*names, "backend")}
-    print(cells.heading())
+    given = {name: getattr(options, name) for name in (*names, "dtype", "backend")}
+    values = dict(map(_value, options.values))
+    for name in {**given, "n": None, "out": None, "resume": None}:
+        if name in values:
+            raise ValueError(f"--set: got {name}, which has a flag of its own: --{name.replace('_', '-')}")
+    headings = iter([cells.heading()])
+
+    def report(row: dict[str, Any]) -> None:
+        print(*headings, cells.line(row), sep="\n", flush=True)
+
     try:
-        cells.train_cells(
-            setting,
-            cells.regimes(options.regime),
-            out,
-            options.resume,
-            lambda row: print(cells.line(row), flush=True),
-            **given,
-            **dict(map(_value, options.values)),
-        )
+        cells.train_cells(setting, cells.regimes(options.regime), out, options.resume, report, **given, **values)
     except KeyboardInterrupt:
         print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
         raise SystemExit(130) from None

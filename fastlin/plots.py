@@ -82,18 +82,20 @@ def _draw_cell(axes: Axes, cell: dict[str, Any], unit: float) -> None:
     """Curves of one cell; a regime has the colour of its theory."""
     curve = _REGIME_CURVES.get(cell["regime"], cell["regime"])
     colour = _COLOURS.get(curve, "#17becf")
-    steps, low, high = [], [], []
+    steps, best, low, high = [], [], [], []
     for entry in cell["records"]:
-        risks = [risk / unit for risk in entry["risk"] if risk is not None]
-        if risks:
+        risks = [math.nan if risk is None else risk / unit for risk in entry["risk"]]
+        there = [risk for risk in risks if not math.isnan(risk)]
+        if there:
             steps.append(entry["step"])
-            low.append(min(risks))
-            high.append(max(risks))
+            best.append(risks[cell["best_trial"]])
+            low.append(min(there))
+            high.append(max(there))
     label = cell["regime"]
     if cell["excess_percent"] is not None:
         label += f": ends at {cell['excess_percent']:+.2f} % from it"
         axes.axhline(cell["theory"] / unit, color=colour, linestyle="--", linewidth=1)
-    axes.plot(steps, low, color=colour, label=label, marker=_MARKERS.get(curve, "*"), markevery=0.12, markersize=5)
+    axes.plot(steps, best, color=colour, label=label, marker=_MARKERS.get(curve, "*"), markevery=0.12, markersize=5)
     axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
 
 

@@ -29,7 +29,7 @@ ALLOWED = {
     "plots": {"_files"},
     "experiments": {"_files", "_info", "_threads", "backends", "data", "models", "ops", "theory", "training"},
     "__main__": {"cli"},
-    "cli": {"_info", "_version", "experiments", "plots"},
+    "cli": {"_info", "_version", "backends", "experiments", "plots"},
 }
 
 

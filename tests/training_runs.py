@@ -31,7 +31,14 @@ MODELS = {"full": {"model": "full"}, "stack": {"model": "stack", "layers": 2}}
 OPTIMISER = {
     "adam": {"average": 0.4, "clip": 0.5},
     "momentum": {"optimiser": "sgd", "optimiser_options": {"momentum": 0.9}, "own_data": True, "average": 0.0},
-    "lbfgs": {"optimiser": "lbfgs", "optimiser_options": {"max_iter": 3}, "lr": 0.01, "clip": None, "average": 0.7},
+    "lbfgs": {
+        "trials": 1,
+        "optimiser": "lbfgs",
+        "optimiser_options": {"max_iter": 3},
+        "lr": 0.01,
+        "clip": None,
+        "average": 0.7,
+    },
 }
 TOML = """
 name = "two tasks"

@@ -22,7 +22,7 @@ _COLUMNS = ("regime", "n", "theory", "best", "excess", "min", "quartile", "media
 
 def regimes(text: str) -> list[str]:
     """Names of regimes that a text lists with commas; "all" is all of them."""
-    names = list(REGIMES) if text == "all" else text.split(",")
+    names = list(REGIMES) if text == "all" else [name.strip() for name in text.split(",")]
     return [choice("regime", name, REGIMES) for name in dict.fromkeys(names)]
 
 
@@ -37,7 +37,7 @@ def train_cells(
     names : sequence of str
         Of regimes.
     out : Path
-        The folder of the run when there is one cell, else of a folder for each.
+        Of a folder for each cell, and of summary.json, which keeps the cells that were there before.
     resume : bool
         Go on with what is there; cells that have ended are read.
     report : callable
@@ -45,19 +45,34 @@ def train_cells(
     **options
         Of `train`.
     """
-    cells = [(regime, n) for regime in names for n in config.context_lengths]
-    rows = []
-    for regime, n in cells:
-        folder = out if len(cells) == 1 else out / f"{regime}-n{n}"
-        run = train(config.mixture, regime, n, out=folder, resume=resume, **options)
-        row = {"regime": regime, "n": n, "folder": str(folder.relative_to(out)), **_summary(run)}
-        report(row)
-        rows.append(row)
+    kept = _kept(out)
+    for regime in names:
+        for n in config.context_lengths:
+            folder = f"{regime}-n{n}"
+            run = train(config.mixture, regime, n, out=out / folder, resume=resume, **options)
+            row = {"regime": regime, "n": n, "folder": folder, **_summary(run)}
+            report(row)
+            kept[folder] = row
+            with replacing(out / SUMMARY) as temporary:
+                temporary.write_text(json.dumps(_described(config, kept), indent=1) + "\n", encoding="utf-8")
+    return _described(config, kept)
+
+
+def _described(config: Config, cells: dict[str, Any]) -> dict[str, Any]:
     normaliser = theory.normaliser(config.mixture)
-    summary = {"name": config.name, "description": config.description, "normaliser": normaliser, "cells": rows}
-    with replacing(out / SUMMARY) as temporary:
-        temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return summary
+    about = {"name": config.name, "description": config.description, "normaliser": normaliser}
+    return {**about, "cells": list(cells.values())}
+
+
+def _kept(out: Path) -> dict[str, Any]:
+    """Cells of a summary that is there, by their folders."""
+    path = out / SUMMARY
+    if not path.exists():
+        return {}
+    try:
+        return {cell["folder"]: cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: damaged, or not a file of fastlin: {error!r}") from None
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -71,6 +86,7 @@ def _summary(run: Run) -> dict[str, Any]:
     return {
         "trials": len(run.risk),
         "diverged": len(run.diverged),
+        "best_trial": run.best,
         "best": best if math.isfinite(best) else None,
         "best_error": float(run.risk_error[run.best]) if math.isfinite(best) else None,
         "min": least,

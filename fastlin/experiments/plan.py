@@ -22,7 +22,7 @@ from fastlin.ops.sampled import Source
 from fastlin.training import streams
 from fastlin.training.loop import sampled_risk
 from fastlin.training.presets import resolve
-from fastlin.training.protocol import Protocol
+from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.regimes import Regime, choice, named
 
 _OPTIMA = {
@@ -33,19 +33,24 @@ _OPTIMA = {
 }
 _MAX_STEPS = 1 << 24
 _MAX_SHOTS = 1 << 40
-_EVALUATION_BATCH = 8192
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample that risk is taken on: a stream, and how many batches."""
+    """A sample that risk is taken on: a stream, how many batches, and which part of a batch each is."""
 
     stream: int
     batches: int
+    part: int = 1
 
 
+_EVALUATION_BATCH = 8192
 # The first is looked at on the way, and decides nothing.
-ON_THE_WAY, SELECT, REPORT = Sample(streams.SELECT, 4), Sample(streams.SELECT, 32), Sample(streams.REPORT, 64)
+ON_THE_WAY = Sample(streams.SELECT, 4, part=4)
+SELECT, REPORT = Sample(streams.SELECT, 32), Sample(streams.REPORT, 64)
+# Numbers that a batch of tokens may have, of a source that draws nothing but tokens.
+_TOKENS = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +101,7 @@ class Plan:
         records: int,
         preset: str,
         values: Mapping[str, Any],
-        dtype: torch.dtype,
+        dtype: torch.dtype | str,
         device: torch.device | str,
         backend: str,
     ) -> Plan:
@@ -125,7 +130,8 @@ class Plan:
             tokens=sizes["prompt_tokens"],
             task_heads=row.task_heads,
         )
-        if dtype not in (torch.float32, torch.float64):
+        number = _DTYPES.get(str(dtype).removeprefix("torch."))
+        if number is None:
             raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
         try:
             device = torch.device(device)
@@ -133,7 +139,7 @@ class Plan:
             raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
         choice("backend", backend, ("auto", "reference", *backends.names(), *backends.ABSENT))
         if backend != "reference":
-            backends.resolve(backend, "sampled_loss", device, dtype, mix.m)
+            backends.resolve(backend, "sampled_loss", device, number, mix.m)
         config = {
             "regime": row.describe(),
             "n": n,
@@ -142,12 +148,17 @@ class Plan:
             "preset": preset,
             **protocol.describe(),
             "seed": seed,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(number).removeprefix("torch."),
             "sources": {name: _described(source) for name, source in sources.items()},
         }
-        if isinstance(protocol.optimiser, str):
+        if protocol.optimiser_class in COUPLED and sizes["trials"] > 1:
+            kind_name = protocol.optimiser_class.__name__
+            raise ValueError(
+                f"optimiser: {kind_name} has one step for all parameters, so that trials meet; wants trials=1"
+            )
+        if protocol.optimiser_class is not None:
             protocol.make_optimiser([torch.nn.Parameter(torch.zeros(1, 1))])
-        return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, dtype, device, backend, config)
+        return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, number, device, backend, config)
 
     def model(self) -> Model:
         """The model at its start."""
@@ -162,10 +173,11 @@ class Plan:
             see_query=protocol.see_query,
             residual=protocol.residual,
             trainable_entry=protocol.trainable_entry,
+            fixed_head=protocol.fixed_head,
             dtype=self.dtype,
             device=self.device,
         )
-        sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "heads", "prompts")}
+        sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "values", "heads", "prompts")}
         start = Start(protocol.start, protocol.start_prompts_as, readout=protocol.start_readout, **sizes)
         model.start(start, seed=self.seed, stream=streams.START)
         return model
@@ -177,32 +189,41 @@ class Plan:
         if type(mix) is FixedTask:
             zero = torch.zeros(1, mix.d, mix.d, dtype=torch.float64)
             mix = TaskMixture(mix.theta[None], zero, [1.0], mix.noise_std, mix.feature_cov, bias=mix.bias)
-        covered = type(mix) is TaskMixture and not mix.bias and self.kind != "stack" and not self.protocol.see_query
+        covered = type(mix) is TaskMixture and not mix.bias and self.shape.layers == 1 and not self.protocol.see_query
         return mix if covered else None
 
-    def risk(self, model: Model, prompts: bool, sample: Sample = ON_THE_WAY) -> tuple[Tensor, Tensor]:
-        """Population risk (R,) and its standard error: exact where a closed form covers the model."""
+    def risk(self, model: Model, prompts: bool) -> tuple[Tensor, Tensor]:
+        """Population risk (R,) and its standard error, on the way."""
+        risk, error, _ = self.evaluate(model, prompts, ON_THE_WAY)
+        return risk, error
+
+    def evaluate(self, model: Model, prompts: bool, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
+        """Population risk (R,), its standard error, and the largest batch's share (`sampled_risk`).
+
+        Error and share are zero where a closed form covers the model and the risk is exact.
+        """
         if self._gaussian is not None:
-            forms: dict[str, Any] = {
-                name: None if form is None else form.cpu() for name, form in model.forms(prompts).items()
-            }
             with one_thread():
-                exact = theory.full_population_loss(self._gaussian, self.n, **forms)
-            return exact, torch.zeros_like(exact)
+                exact = theory.full_population_loss(self._gaussian, self.n, **_as_layer(model, prompts))
+            return exact, torch.zeros_like(exact), torch.zeros_like(exact)
+        source, batch = self.sources["mix"], _EVALUATION_BATCH // sample.part
+        if not hasattr(source, "sample_gram"):
+            batch = max(min(batch, _TOKENS // max(self.n * source.m, 1)), 16)
         return sampled_risk(
             model,
-            self.sources["mix"],
+            source,
             self.n,
             seed=self.seed,
             stream=sample.stream,
             batches=sample.batches,
-            batch=_EVALUATION_BATCH,
+            batch=batch,
             prompts=prompts,
             backend=self.backend,
         )
 
+    @cached_property
     def optimum(self) -> theory.Optimum | theory.Bound | None:
-        """The regime's optimum in the paper's sense, where it has one for this source and a single layer."""
+        """The paper's closed form of the regime, where it has one for this source and a single layer."""
         find = _OPTIMA.get(self.regime.name) if isinstance(self.sources["mix"], TaskMixture) else None
         if find is None or self._gaussian is None or self.config["regime"] != named(self.regime.name).describe():
             return None
@@ -219,6 +240,20 @@ class Plan:
             serves = backends.resolve(self.backend, "sampled_loss", self.device, self.dtype, self.shape.width)
         machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
         return {"backend": serves, "device": str(self.device), "machine": machine, "info": info()}
+
+
+def _as_layer(model: Model, prompts: bool) -> dict[str, Any]:
+    """p, W, v of a model that is one layer; v = C h of a stack."""
+    forms = {name: None if form is None else form.cpu() for name, form in model.forms(prompts).items()}
+    if "A" not in forms:
+        return forms
+    A, C, h = forms["A"], forms["C"], forms["h"]
+    assert A is not None
+    assert C is not None
+    assert h is not None
+    if model.shape.attention_heads > 1:
+        h = h.unsqueeze(1)
+    return {"p": forms["p"], "W": A[:, 0], "v": h @ C[:, 0].mT}
 
 
 def _sources(row: Regime, mix: Source, target: Source | None) -> dict[str, Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from fastlin.training.loop import Job, Loop
 from fastlin.training.record import MODEL, Folder
 from fastlin.training.regimes import Regime
 
+# Of the largest of 64 batches in their sum: 0.016 of light tails.
+_LARGEST_SHARE = 0.1
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -32,14 +36,15 @@ class Run:
         Its standard error; zero where it is exact.
     params : dict
         p (or None), W, v of a layer, or p, A, C, h of a stack, with leading R and every factor folded in: arguments of
-        the ops. Rows of trials that diverged are NaN.
+        the ops, together with `options`. Rows of trials that diverged are NaN.
     best : int
-        The trial with the lowest risk on data that `risk` does not report.
+        The trial with the lowest risk, and twice its standard error, on data that `risk` does not report.
     history : dict
         step (N,), phase (N,), lr (N,), loss (N, trials): means of the batch losses since the record before,
         risk (N, trials), risk_error (N, trials).
     theory : Optimum, Bound or None
-        The optimum of the regime, where one holds for a single layer; a Bound where it is not attained.
+        The paper's closed form of the regime for a single layer; a Bound where it is not attained. It is the optimum of
+        the reduced model. A full model with means that are not zero can go below it, but for joint+heads.
     folder : Path or None
     model : Model
     diverged : dict of int to int
@@ -61,6 +66,11 @@ class Run:
     diverged: dict[int, int]
     config: dict[str, Any]
     seconds: float
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """see_query and, for a stack, residual: what the ops take besides `params`."""
+        return self.model.op_options()
 
     @property
     def excess(self) -> Tensor | None:
@@ -86,7 +96,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     prompt_tokens: int = 1,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     backend: str = "auto",
     progress: bool | None = None,
@@ -191,7 +201,7 @@ def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_se
     result = None if folder is None else folder.result(lambda found: _what_is_wrong(found, plan.shape.trials))
     if folder is not None and result is not None:
         return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
-    optimum = plan.optimum()
+    optimum = plan.optimum
     job = Job(
         model=plan.model(),
         regime=plan.regime,
@@ -229,9 +239,12 @@ def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
         loop.diverged.setdefault(trial, loop.step)
     for raw in model.parameters():
         raw[list(loop.diverged)] = torch.nan
-    choice, _ = plan.risk(model, plan.regime.prompts, SELECT)
-    risk, error = plan.risk(model, plan.regime.prompts, REPORT)
-    optimum = plan.optimum()
+    selected, doubt, _ = plan.evaluate(model, plan.regime.prompts, SELECT)
+    # Of two trials of the same mean, the one whose mean is sure.
+    choice = selected + 2.0 * doubt
+    risk, error, share = plan.evaluate(model, plan.regime.prompts, REPORT)
+    optimum = plan.optimum
+    _warn_of_tails(share)
     return {
         "risk": _numbers(risk),
         "risk_error": _numbers(error),
@@ -240,6 +253,17 @@ def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
         "diverged": [[trial, step] for trial, step in loop.diverged.items()],
         "seconds": loop.seconds,
     }
+
+
+def _warn_of_tails(share: Tensor) -> None:
+    """Say when a sampled risk rests on one batch of many."""
+    heavy = (share > _LARGEST_SHARE).nonzero()[:, 0].tolist()
+    if heavy:
+        message = (
+            f"train: the sampled risk of trials {heavy} has heavy tails: one batch in 64 is up to "
+            f"{100 * float(share.max()):.0f} % of the sum, and the standard error is not to be trusted"
+        )
+        warnings.warn(message, stacklevel=2)
 
 
 def _what_is_wrong(result: dict[str, Any], trials: int) -> str | None:
@@ -272,7 +296,7 @@ def _finished(
         params={name: None if form is None else form.contiguous() for name, form in forms.items()},
         best=result["best"],
         history=_history(records, len(risk)),
-        theory=plan.optimum(),
+        theory=plan.optimum,
         folder=None if folder is None else folder.path,
         model=model,
         diverged={trial: step for trial, step in result["diverged"]},
@@ -283,7 +307,7 @@ def _finished(
 
 def _numbers(values: Tensor) -> list[float | None]:
     """Numbers that JSON has; None for those that are not finite."""
-    return [value if torch.isfinite(torch.tensor(value)) else None for value in values.tolist()]
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _row(values: list[float | None], missing: float) -> Tensor:

@@ -56,8 +56,8 @@ class Start:
     ----------
     distribution, prompt_distribution : str
         "normal" with these standard deviations, or "uniform" between minus and plus these bounds; the second is of p.
-    attention, heads, prompts : float
-        Sizes of W, Wq, Wk, Wv or A, C; of v or h; of p.
+    attention, values, heads, prompts : float
+        Sizes of W, Wq, Wk or A; of Wv or C; of v or h; of p.
     readout : float
         What heads have more on the label's coordinate, and value matrices on their diagonal: with 1, a model starts by
         reading labels.
@@ -66,6 +66,7 @@ class Start:
     distribution: str = "normal"
     prompt_distribution: str = "normal"
     attention: float = 0.1
+    values: float = 0.1
     heads: float = 0.1
     prompts: float = 0.1
     readout: float = 0.0
@@ -85,6 +86,8 @@ class Model(nn.Module, ABC):
         Factor of the identity in the layers of a stack.
     trainable_entry : bool
         Of the reduced model: whether its prompt is a product of a vector and a trainable last entry.
+    fixed_head : bool
+        Of models that have value matrices: whether a head that tasks share is e_m, and these train alone.
     dtype, device
         Of the raw parameters.
     """
@@ -92,6 +95,8 @@ class Model(nn.Module, ABC):
     name: ClassVar[str]
     groups: ClassVar[dict[str, tuple[str, ...]]]
     """What regimes train, by name, and the raw parameters that belong to it."""
+    value_matrices: ClassVar[tuple[str, ...]] = ()
+    """The raw parameters that are value matrices."""
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
@@ -110,12 +115,18 @@ class Model(nn.Module, ABC):
         see_query: bool = False,
         residual: float = 1.0,
         trainable_entry: bool = True,
+        fixed_head: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.options = {"see_query": see_query, "residual": residual, "trainable_entry": trainable_entry}
+        self.options = {
+            "see_query": see_query,
+            "residual": residual,
+            "trainable_entry": trainable_entry,
+            "fixed_head": fixed_head and not shape.task_heads and bool(self.value_matrices),
+        }
         self.loss_unit = units.loss
         for name in UNITS:
             self.register_buffer(f"{name}_unit", getattr(units, name).to(dtype=dtype, device=device))
@@ -165,7 +176,7 @@ class Model(nn.Module, ABC):
         """Loss (R,) and per-task losses (R, K) on sequences that the source draws."""
         place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "offset": offset}
         forms = self.forms(prompts)
-        return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self._op_options())
+        return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self.op_options())
 
     @abstractmethod
     def _sizes(self) -> dict[str, tuple[int, ...]]:
@@ -187,17 +198,21 @@ class Model(nn.Module, ABC):
         """The inverse of `_tokens`."""
         return p / self.prompt_unit.to(p)
 
-    def _op_options(self) -> dict[str, Any]:
+    def op_options(self) -> dict[str, Any]:
+        """Options that the op is called with beside `forms`."""
         return {"see_query": self.options["see_query"]}
 
     def group(self, name: str) -> list[nn.Parameter]:
         """The raw parameters of a group; none where the model holds them fixed."""
+        if name == "heads" and self.options["fixed_head"]:
+            return []
         return [getattr(self, member) for member in self.groups[name] if member in self._sizes()]
 
     @torch.no_grad()
     def start(self, start: Start, *, seed: int, stream: int) -> None:
         """Initialise; trial r depends on the seed and r alone, not on the number of trials."""
         sizes = {member: getattr(start, name) for name, members in self.groups.items() for member in members}
+        sizes |= dict.fromkeys(self.value_matrices, start.values)
         for step, (name, raw) in enumerate(self.named_parameters()):
             place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "dtype": torch.float64}
             columns = raw[0].numel()
@@ -206,10 +221,15 @@ class Model(nn.Module, ABC):
                 draws = random.normal(len(raw), columns, **place)
             else:
                 draws = 2.0 * random.uniform(len(raw), columns, **place) - 1.0
-            raw.copy_(sizes[name] * draws.view(raw.shape) + start.readout * self._readout(name))
+            readout = start.readout
+            if name in self.groups["heads"] and self.options["fixed_head"]:
+                sizes[name], readout = 0.0, 1.0
+            raw.copy_(sizes[name] * draws.view(raw.shape) + readout * self._readout(name))
 
     def _readout(self, name: str) -> Tensor | float:
-        """What one readout adds to a raw parameter: e_m for heads."""
+        """What one readout adds to a raw parameter: e_m for heads, I for value matrices."""
+        if name in self.value_matrices:
+            return torch.eye(self.shape.width, dtype=torch.float64)
         if name not in self.groups["heads"]:
             return 0.0
         label = torch.zeros(self.shape.width, dtype=torch.float64)

@@ -43,6 +43,7 @@ class Separate(_Layer):
     """W = Wq Wk' and v_k = Wv h_k, formed in torch; one head h for all attention heads."""
 
     name = "separate"
+    value_matrices = ("Wv",)
     groups: ClassVar = {"attention": ("Wq", "Wk", "Wv"), "heads": ("h",), "prompts": ("p",)}
     Wq: Tensor
     Wk: Tensor
@@ -54,9 +55,6 @@ class Separate(_Layer):
         square = (*lead, m, m)
         heads = (self.shape.trials, *self._head_size())
         return {"Wq": square, "Wk": square, "Wv": square, "h": heads, "p": self._prompt_size()}
-
-    def _readout(self, name: str) -> Tensor | float:
-        return torch.eye(self.shape.width, dtype=torch.float64) if name == "Wv" else super()._readout(name)
 
     def _forms(self) -> dict[str, Tensor]:
         h = self.h if self.shape.task_heads else self.h.unsqueeze(-2)

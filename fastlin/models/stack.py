@@ -19,6 +19,7 @@ class Stack(Model):
     """
 
     name = "stack"
+    value_matrices = ("C",)
     groups: ClassVar = {"attention": ("A", "C"), "heads": ("h",), "prompts": ("p",)}
     letters = ("A", "C", "h")
     op = staticmethod(sampled_stack_loss)
@@ -31,11 +32,9 @@ class Stack(Model):
         square = (shape.trials, shape.layers, *shape.lead[1:], m, m)
         return {"A": square, "C": square, "h": (shape.trials, *self._head_size()), "p": self._prompt_size()}
 
-    def _readout(self, name: str) -> Tensor | float:
-        return torch.eye(self.shape.width, dtype=torch.float64) if name == "C" else super()._readout(name)
-
-    def _op_options(self) -> dict[str, Any]:
-        return {**super()._op_options(), "residual": self.options["residual"]}
+    def op_options(self) -> dict[str, Any]:
+        """Options that the op is called with beside `forms`."""
+        return {**super().op_options(), "residual": self.options["residual"]}
 
     def _forms(self) -> dict[str, Tensor]:
         A, C = self.A * self.attention_unit, self.C * self.values_unit

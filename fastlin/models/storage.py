@@ -46,6 +46,7 @@ def load(path: str | Path) -> Model:
         see_query=description["see_query"],
         residual=description["residual"],
         trainable_entry=description["trainable_entry"],
+        fixed_head=description["fixed_head"],
         dtype=getattr(torch, description["dtype"]),
     )
     model.load_state_dict(tensors)

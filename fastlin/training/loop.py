@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -119,7 +120,7 @@ class Loop:
         saved = started
         with (
             interruptible(job.folder is not None) as self.signal,
-            Progress(job.progress, self.step, job.protocol.steps) as progress,
+            Progress(job.progress, f"{job.regime.name} n={job.n}", self.step, job.protocol.steps) as progress,
         ):
             for index, draws, first, end in self._phases():
                 phase = job.regime.phases[index]
@@ -187,9 +188,9 @@ class Loop:
         for group, largest in zip(optimiser.param_groups, self._largest, strict=True):
             group["lr"] = largest * factor
 
-        def closure() -> float:
+        def closure(turn: int) -> float:
             optimiser.zero_grad()
-            loss = self._objective(phase, draws, share)
+            loss = self._objective(phase, draws, share, turn)
             total = loss.sum() / self.job.model.loss_unit
             torch.autograd.backward(total)
             self._loss = loss.detach()
@@ -204,16 +205,17 @@ class Loop:
                 _clip(self._trained(), protocol.clip)
             return value
 
-        optimiser.step(closure)
-        self._total = self._total + self._loss
-        self._summed += 1
+        for turn in range(max(len(draw.sources) for draw in draws)):
+            optimiser.step(partial(closure, turn))
+            self._total = self._total + self._loss
+            self._summed += 1
 
-    def _objective(self, phase: Phase, draws: list[_Draw], share: float) -> Tensor:
+    def _objective(self, phase: Phase, draws: list[_Draw], share: float, turn: int) -> Tensor:
         """The loss of each trial, (R,)."""
         job, losses = self.job, []
         for draw in draws:
             loss, _ = job.model.loss(
-                draw.sources[self.step % len(draw.sources)],
+                draw.sources[turn % len(draw.sources)],
                 draw.shots,
                 draw.batch,
                 seed=job.seed,
@@ -295,7 +297,7 @@ class Loop:
             self.job.folder.append(record)
 
     def _sequences(self, draws: list[_Draw]) -> int:
-        return sum(draw.batch for draw in draws)
+        return sum(draw.batch for draw in draws) * max(len(draw.sources) for draw in draws)
 
     def _save(self, folder: Folder) -> None:
         tensors: dict[str, Tensor] = {}
@@ -364,8 +366,12 @@ def sampled_risk(
     batch: int,
     prompts: bool,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Risk (R,) and its standard error on fresh sequences, from the means of batches; float64."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Risk (R,) and its standard error on fresh sequences, from the means of batches, and the largest one's share.
+
+    Predictions of a stack are polynomials of its data: the mean of their squared errors may rest on few sequences, and
+    a standard error then means little. The share of the largest batch in the sum, 1 / `batches` of light tails, tells.
+    """
     with torch.no_grad():
         losses = torch.stack(
             [
@@ -375,4 +381,4 @@ def sampled_risk(
                 for i in range(batches)
             ]
         )
-    return losses.mean(0), losses.std(0) / math.sqrt(batches)
+    return losses.mean(0), losses.std(0) / math.sqrt(batches), losses.max(0).values / losses.sum(0)

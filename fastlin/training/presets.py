@@ -1,11 +1,12 @@
 """Presets: protocols as named values.
 
 `paper` is the protocol that the paper on task-specific prompts states; what it does not state (initialisation) is as in
-`authors`. `authors` is what its published code does, which differs in every value below. `tuned` reaches the optimum in
-few steps: parameters in the units of the data, a schedule, and an average over the last steps.
+`authors`. `authors` is what its published code does. `tuned` reaches the optimum in few steps: parameters in the units
+of the data, a schedule, and an average over the last steps.
 
 The authors' noisy runs (sigma = 0.3) and non-isotropic covariance (diag 2^-i) differ from the paper too; these belong
-to the task mixture, which a run is given.
+to the task mixture, which a run is given. Their code trains Wq and Wk apart: that is the model `separate`; in merged
+models their product starts at its size.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ _AUTHORS = Protocol(
     lr=1e-3,
     weight_decay=1e-3,
     scale="1/sqrt(d+1)",
+    fixed_head=True,
     batch_per_task=True,
     prompts_in_turn=True,
 )
 # The reduced model has its own initialisation and no scale in the authors' code.
 _REDUCED_START = {"scale": 1.0, "start": "normal", "start_attention": 0.1, "start_prompts": 0.1}
-_STACK_START = {"start_attention": "1/(d+1)^1.5"}
+# Wq Wk' of two matrices that start uniform within 1/sqrt(d+1), or within that over d+1 in a stack, has entries of the
+# size of these bounds.
+_FULL_START = {"start_attention": "1/sqrt(3(d+1))"}
+_STACK_START = {"start_attention": "1/sqrt(3)/(d+1)^2.5", "start_values": "1/(d+1)^1.5"}
 
 PRESETS = {
     "paper": Protocol(steps=20_000, batch=8192, lr=1e-3),
@@ -47,6 +52,7 @@ PRESETS = {
         trainable_entry=True,
         start="normal",
         start_attention=0.1,
+        start_values=0.1,
         start_heads=0.1,
         start_prompts=0.1,
         start_readout=1.0,
@@ -54,7 +60,9 @@ PRESETS = {
 }
 OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
     ("paper", "reduced"): _REDUCED_START,
-    ("authors", "reduced"): _REDUCED_START,
+    ("authors", "reduced"): {**_REDUCED_START, "trainable_entry": True},
+    ("paper", "full"): _FULL_START,
+    ("authors", "full"): _FULL_START,
     ("paper", "stack"): _STACK_START,
     ("authors", "stack"): {
         **_STACK_START,
@@ -73,7 +81,8 @@ def resolve(preset: str, model: str, given: Mapping[str, Any]) -> Protocol:
     ValueError, TypeError
         Naming the value, what it got and what it wants.
     """
-    values = dict(OF_MODEL.get((choice("preset", preset, PRESETS), model), {}))
+    base = replace(PRESETS[choice("preset", preset, PRESETS)], **OF_MODEL.get((preset, model), {}))
+    values: dict[str, Any] = {}
     names = [known.name for known in fields(Protocol)]
     for name, value in given.items():
         if name not in names:
@@ -82,7 +91,12 @@ def resolve(preset: str, model: str, given: Mapping[str, Any]) -> Protocol:
             raise TypeError(f"train: got an unknown argument {name!r}{hint}, wants one of {', '.join(names)}")
         if value is not None or name == "clip":
             values[name] = value
-    if "optimiser" in values and "optimiser_options" not in values:
-        # Options of the preset's optimiser are not those of another.
-        values["optimiser_options"] = {}
-    return replace(PRESETS[preset], **values)
+    protocol = replace(base, **values)
+    kind = protocol.optimiser_class
+    if kind is None:
+        for name in ("lr", "weight_decay", "optimiser_options"):
+            if name in values:
+                raise ValueError(f"{name}: got {values[name]!r} beside a function that makes the optimiser, wants None")
+    # Options of the preset's optimiser are not those of another.
+    options = base.optimiser_options if kind is base.optimiser_class else {}
+    return replace(protocol, optimiser_options={**options, **values.get("optimiser_options", {})})

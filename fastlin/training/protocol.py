@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +17,11 @@ from fastlin.training.regimes import choice
 _OF_FEATURES: dict[str, Callable[[int], float]] = {
     "1/sqrt(d+1)": lambda d: (d + 1) ** -0.5,
     "1/(d+1)^1.5": lambda d: (d + 1) ** -1.5,
+    "1/sqrt(3(d+1))": lambda d: (3 * (d + 1)) ** -0.5,
+    "1/sqrt(3)/(d+1)^2.5": lambda d: 3**-0.5 * (d + 1) ** -2.5,
 }
 Number = float | str
-"""A number, or one of "1/sqrt(d+1)" and "1/(d+1)^1.5"."""
+"""A number, or a name of one that depends on d: "1/sqrt(d+1)", "1/(d+1)^1.5" and the like."""
 
 
 def _one_cycle(progress: float) -> float:
@@ -40,6 +44,8 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
 """The classes of torch.optim by their names in lower case."""
+# Those in which a step of one parameter depends on all of them, so that trials would meet.
+COUPLED = {torch.optim.LBFGS, torch.optim.Adafactor}
 # Those that update all parameters in one pass when asked to.
 _FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
 
@@ -56,13 +62,13 @@ class Protocol:
         Fresh sequences in each step; of each task with `batch_per_task`.
     lr : float
         Largest learning rate.
-    optimiser : str or callable
-        The name of a class of torch.optim in any case, or a function of a list of parameters that returns an
+    optimiser : str, class or function
+        The name of a class of torch.optim in any case, a class, or a function of a list of parameters that returns an
         optimiser, whose learning rates then are the largest.
     optimiser_options : mapping
-        What else a named optimiser is called with, such as {"betas": (0.9, 0.99)}.
+        What else a class is called with, such as {"betas": (0.9, 0.99)}.
     weight_decay : float
-        Of a named optimiser.
+        Of a class.
     schedule : str or callable
         "constant", "linear", "cosine", "one-cycle" (up over 30 % of a phase, then down), or a function of the share of
         the phase that is done; it gives the factor of the learning rate.
@@ -73,7 +79,7 @@ class Protocol:
     batch_per_task : bool
         Whether each task has `batch` sequences and its loss the task's weight, or tasks are drawn by their weights.
     prompts_in_turn : bool
-        Whether a phase that trains prompts alone takes its steps for one task after the other.
+        Whether a phase that trains prompts alone takes in each step an optimiser step for one task after the other.
     own_data : bool
         Whether each trial draws its own data, or all share them.
     units : str
@@ -88,8 +94,10 @@ class Protocol:
         Of the reduced model: whether its prompt is a product of a vector and a trainable last entry.
     start, start_prompts_as : str
         Distribution of the initial parameters, "normal" or "uniform", and that of the prompts.
-    start_attention, start_heads, start_prompts : Number
-        Their standard deviations, or bounds.
+    fixed_head : bool
+        Of models that have value matrices: whether a head that tasks share is e_m, and these train alone.
+    start_attention, start_values, start_heads, start_prompts : Number
+        Their standard deviations, or bounds: of W, Wq, Wk or A; of Wv or C; of v or h; of p.
     start_readout : float
         What heads start with on the label's coordinate, and value matrices on their diagonal.
     """
@@ -113,7 +121,9 @@ class Protocol:
     trainable_entry: bool = False
     start: str = "uniform"
     start_prompts_as: str = "normal"
+    fixed_head: bool = False
     start_attention: Number = "1/sqrt(d+1)"
+    start_values: Number = "1/sqrt(d+1)"
     start_heads: Number = "1/sqrt(d+1)"
     start_prompts: Number = 1.0
     start_readout: float = 0.0
@@ -130,10 +140,10 @@ class Protocol:
         _real("start_readout", self.start_readout)
         if self.clip is not None:
             _real("clip", self.clip, 0.0)
-        for name in ("batch_per_task", "prompts_in_turn", "own_data", "see_query", "trainable_entry"):
+        for name in ("batch_per_task", "prompts_in_turn", "own_data", "see_query", "trainable_entry", "fixed_head"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wants True or False")
-        for name in ("scale", "start_attention", "start_heads", "start_prompts"):
+        for name in ("scale", "start_attention", "start_values", "start_heads", "start_prompts"):
             value = getattr(self, name)
             if isinstance(value, str):
                 choice(name, value, _OF_FEATURES)
@@ -159,16 +169,29 @@ class Protocol:
         """Of the learning rate, at a share of a phase."""
         return SCHEDULES[self.schedule](progress) if isinstance(self.schedule, str) else float(self.schedule(progress))
 
+    @property
+    def optimiser_class(self) -> type[torch.optim.Optimizer] | None:
+        """The class of the optimiser; None for a function that makes one."""
+        given = self.optimiser
+        if isinstance(given, str):
+            return OPTIMISERS[given.lower()]
+        return given if isinstance(given, type) and issubclass(given, torch.optim.Optimizer) else None
+
     def make_optimiser(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """An optimiser of these parameters."""
-        if not isinstance(self.optimiser, str):
-            return self.optimiser(parameters)
-        kind = OPTIMISERS[self.optimiser.lower()]
+        kind = self.optimiser_class
+        if kind is None:
+            function: Any = self.optimiser
+            made: torch.optim.Optimizer = function(parameters)
+            return made
         options: dict[str, Any] = {"lr": self.lr, **({"fused": True} if kind in _FUSED else {})}
-        if self.weight_decay:
+        # A class may have a decay of its own, which is not the 0 that is said here.
+        if self.weight_decay or "weight_decay" in inspect.signature(kind).parameters:
             options["weight_decay"] = self.weight_decay
+        make: Any = kind
         try:
-            return kind(parameters, **{**options, **self.optimiser_options})
+            made = make(parameters, **{**options, **self.optimiser_options})
+            return made
         except (TypeError, ValueError) as error:
             raise ValueError(f"optimiser: {kind.__name__} does not take {self.optimiser_options!r}: {error}") from error
 
@@ -185,4 +208,10 @@ def _real(name: str, value: Any, low: float = -math.inf, high: float = math.inf)
 
 
 def _named(function: Any) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+    """The name of a function or class; with what it does, where many have the same name."""
+    name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    if "<" not in name or code is None:
+        return name
+    what = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]))
+    return f"{name} {hashlib.sha256(what.encode()).hexdigest()[:16]}"

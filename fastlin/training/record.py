@@ -58,7 +58,9 @@ class Folder:
         try:
             if self._holds_a_run():
                 if not resume:
-                    raise FileError(f"{path}: holds a run already; wants another folder, or resume=True to go on")
+                    raise FileError(
+                        f"{path}: holds a run already; wants another folder, or resume=True (--resume) to go on"
+                    )
                 self._compare(self.about())
             else:
                 run = {"kind": _KIND, "version": _tensors.VERSION, "config": self._config, **about}

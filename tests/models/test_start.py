@@ -27,12 +27,16 @@ def test_start_statistics(name):
     sizes = {"attention": 0.3, "heads": 0.7, "prompts": 1.5}
     for distribution, readout in (("normal", 0.0), ("uniform", 0.0), ("normal", 2.0)):
         model = build(
-            name, R=2000, start=Start(distribution, distribution, **sizes, readout=readout), dtype=torch.float32
+            name,
+            R=2000,
+            start=Start(distribution, distribution, **sizes, values=0.9, readout=readout),
+            dtype=torch.float32,
         )
         assert {raw for raws in model.groups.values() for raw in raws} >= {key for key, _ in model.named_parameters()}
-        for group, size in sizes.items():
+        for group in sizes:
             for parameter in model.group(group):
-                raw = parameter.detach()
+                is_value = any(parameter is getattr(model, name, None) for name in model.value_matrices)
+                raw, size = parameter.detach(), 0.9 if is_value else sizes[group]
                 if distribution == "uniform":
                     assert size * 0.99 < float(raw.max()) <= size
                     assert -size <= float(raw.min()) < -0.99 * size
@@ -45,7 +49,7 @@ def test_start_statistics(name):
                 wanted = torch.zeros_like(centre)
                 if readout and group == "heads":
                     wanted[..., -1] = readout
-                elif readout and (parameter is getattr(model, "Wv", None) or parameter is getattr(model, "C", None)):
+                elif readout and is_value:
                     wanted += readout * torch.eye(4)
                 assert float((centre - wanted).abs().max()) < noise
 

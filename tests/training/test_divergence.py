@@ -13,7 +13,10 @@ from fastlin import _tensors, cli
 from fastlin.models import Full, Model
 from fastlin.training.loop import Loop
 
-pytestmark = pytest.mark.usefixtures("small_evaluations")
+pytestmark = [
+    pytest.mark.usefixtures("small_evaluations"),
+    pytest.mark.filterwarnings("ignore:train. the sampled risk of trials"),
+]
 STEPS = training_runs.SHORT["steps"]
 STACK = {"model": "stack", "layers": 2}
 ADAM = {"optimiser": "adam", "optimiser_options": {}}

@@ -21,7 +21,10 @@ from fastlin.experiments import plan
 from fastlin.training.loop import Loop
 from fastlin.training.record import Folder
 
-pytestmark = pytest.mark.usefixtures("small_evaluations")
+pytestmark = [
+    pytest.mark.usefixtures("small_evaluations"),
+    pytest.mark.filterwarnings("ignore:train. the sampled risk of trials"),
+]
 STEPS = training_runs.SHORT["steps"]
 
 train = functools.partial(training_runs.train, **training_runs.SHORT)
@@ -29,13 +32,13 @@ train = functools.partial(training_runs.train, **training_runs.SHORT)
 
 def test_second_run_in_the_same_folder(tmp_path, monkeypatch):
     """From inside the first one: in another process, and in this."""
-    folder, said = tmp_path / "run", []
+    folder, said = tmp_path / "plain-n5", []
     (tmp_path / "own.toml").write_text(TOML)
 
     def second():
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         command = [sys.executable, "-m", "fastlin", "train", str(tmp_path / "own.toml"), "--regime", "plain"]
-        command += ["--out", str(folder), "--resume"]
+        command += ["--out", str(tmp_path), "--resume"]
         said.append(subprocess.run(command, capture_output=True, text=True, check=False))
         with pytest.raises(_tensors.FileError, match="another process is training in this folder"):
             Folder(folder, {}, {}, True)

@@ -162,10 +162,11 @@ def test_damaged_checkpoint(stopped, damage, reason):
 
 
 def test_damaged_checkpoint_and_the_command(stopped, tmp_path, capsys):
+    stopped = stopped.rename(tmp_path / "plain-n5")
     (stopped / "checkpoint.safetensors").write_bytes(b"")
     config = tmp_path / "own.toml"
     config.write_text(TOML)
-    command = ["train", str(config), "--regime", "plain", "--out", str(stopped), "--resume", "--trials", "2"]
+    command = ["train", str(config), "--regime", "plain", "--out", str(tmp_path), "--resume", "--trials", "2"]
     command += ["--steps", str(STEPS), "--batch", "64", "--lr", "0.02", "--set", "clip=1.0"]
     command += ["--set", "optimiser_options={betas=[0.9, 0.99]}"]
     run = json.loads((stopped / "run.json").read_text())
@@ -307,7 +308,7 @@ def test_folder_with_a_result_alone(ended):
 def test_folder_of_a_run_without_resume(request, which):
     folder = request.getfixturevalue(which)
     said = refused(folder, folder, resume=False)
-    assert said == f"{folder}: holds a run already; wants another folder, or resume=True to go on"
+    assert said == f"{folder}: holds a run already; wants another folder, or resume=True (--resume) to go on"
 
 
 def test_empty_folder(tmp_path, runs):

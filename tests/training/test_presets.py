@@ -36,10 +36,16 @@ def test_authors(model):
         sizes = [authors.number(f"start_{name}", 10) for name in ("attention", "prompts")]
         assert (authors.start, sizes) == ("normal", [0.1, 0.1])
     else:
-        # That of torch.nn.Linear(d+1, ...): uniform within 1 / sqrt(d+1).
+        # That of torch.nn.Linear(d+1, ...): uniform within 1 / sqrt(d+1), over d+1 in a stack.
+        bound = 11 ** (-1.5 if model == "stack" else -0.5)
         assert authors.start == "uniform"
-        assert authors.number("start_attention", 10) == pytest.approx(11 ** (-1.5 if model == "stack" else -0.5))
+        # Merged, the entries of Wq Wk' have the variance 11 (bound^2 / 3)^2, which is that of a uniform one within:
+        merged = (3 * 11 * (bound**2 / 3) ** 2) ** 0.5
+        assert authors.number("start_attention", 10) == pytest.approx(bound if model == "separate" else merged)
+        assert authors.number("start_values", 10) == pytest.approx(bound)
         assert authors.number("start_heads", 10) == pytest.approx(11**-0.5)
+    assert authors.fixed_head
+    assert authors.trainable_entry == (model == "reduced")
 
 
 @pytest.mark.parametrize("model", KINDS)
@@ -64,7 +70,7 @@ def test_authors_prompts_start_standard_normal(model, preset):
 def test_paper_starts_as_the_authors(model):
     """The paper does not state its initialisation."""
     paper, authors = (resolve(preset, model, {}) for preset in ("paper", "authors"))
-    for name in ("start", "start_attention", "start_heads", "start_prompts", "start_readout"):
+    for name in ("start", "start_attention", "start_values", "start_heads", "start_prompts", "start_readout"):
         assert getattr(paper, name) == getattr(authors, name), name
 
 

@@ -19,6 +19,8 @@ WHERE = {
     "prompts_in_turn": {"regime": "fine-tune"},
     "residual": {"model": "stack", "layers": 2},
     "trainable_entry": {"model": "reduced"},
+    "fixed_head": {"model": "separate"},
+    "start_values": {"model": "stack"},
 }
 
 
@@ -60,7 +62,7 @@ def test_a_step_of_named_descent_by_hand():
 
 @pytest.mark.parametrize("name", ["Adam", "ADAMW", "rmsprop", "NAdam", "sgd", "Adagrad", "LBFGS"])
 def test_optimisers_by_name(name):
-    plan = plan_of(optimiser=name, lr=1e-4)
+    plan = plan_of(optimiser=name, lr=1e-4, trials=1 if name == "LBFGS" else 2)
     loop, seen = trace(plan)
     kind = {known.lower(): known for known in dir(torch.optim)}[name.lower()]
     made = plan.protocol.make_optimiser([torch.nn.Parameter(torch.zeros(2, 2))])
@@ -98,7 +100,12 @@ def test_an_optimiser_of_ones_own_with_a_schedule():
             rates.append([group["lr"] for group in made[-1].param_groups])
         return 1.0 - share
 
-    _, seen = trace(plan_of(optimiser=make, schedule=schedule, lr=5.0))
+    for name, value in {"lr": 5.0, "weight_decay": 0.1, "optimiser_options": {}}.items():
+        with pytest.raises(
+            ValueError, match=rf"^{name}: got .* beside a function that makes the optimiser, wants None"
+        ):
+            plan_of(optimiser=make, **{name: value})
+    _, seen = trace(plan_of(optimiser=make, schedule=schedule))
     assert len(made) == 1
     assert [rate for rate, _ in rates[1:]] == pytest.approx([1e-3 * (1 - i / 6) for i in range(5)])
     assert [rate for _, rate in rates[1:]] == pytest.approx([1e-5 * (1 - i / 6) for i in range(5)])
@@ -176,24 +183,22 @@ def test_a_batch_for_each_task():
 
 @pytest.mark.parametrize("batch_per_task", [True, False])
 def test_prompts_in_turn(batch_per_task):
-    """A step of the second phase sees one task: the others' prompts have no gradient."""
+    """A step of the second phase is one for each task: the others' prompts have no gradient in it."""
     grads = []
     plan = plan_of(
         "fine-tune", prompts_in_turn=True, batch_per_task=batch_per_task, optimiser=recording(grads), steps=8
     )
     _, seen = trace(plan)
-    assert [len(grad) for grad in grads] == [2] * 4 + [1] * 4
+    assert [len(grad) for grad in grads] == [2] * 4 + [1] * 8
     turns = [[bool((grad[0][:, k] != 0).any()) for k in range(2)] for grad in grads[4:]]
-    assert turns == [[True, False], [False, True]] * 2
+    assert turns == [[True, False], [False, True]] * 4
     # With as many sequences of that task as a step has, and its loss unweighted.
-    for step, k in ((4, 0), (5, 1)):
-        model = with_values(plan, seen[step])
+    for k in range(2):
+        model = with_values(plan, seen[4])
         only = fl.TaskMixture(MIX.means, MIX.covariances, [1.0 - k, float(k)], MIX.noise_std)
-        loss, _ = model.loss(only, N, 60, seed=3, step=step)
-        assert_close(grads[step], list(torch.autograd.grad(loss.sum(), [model.p])), 1e-10)
-    # Plain descent moves the prompts of the task alone.
-    assert torch.equal(seen[5]["p"][:, 1], seen[4]["p"][:, 1])
-    assert not torch.equal(seen[5]["p"][:, 0], seen[4]["p"][:, 0])
+        loss, _ = model.loss(only, N, 60, seed=3, step=4)
+        # Plain descent has moved the other task's prompts alone, which this one's loss does not see.
+        assert_close(grads[4 + k], list(torch.autograd.grad(loss.sum(), [model.p])), 1e-10)
 
 
 def test_prompts_in_turn_leaves_joint_training_alone():
@@ -277,18 +282,18 @@ def test_average_ends_each_phase():
 
 @pytest.mark.parametrize("model", KINDS)
 def test_start_values_reach_the_model(model):
-    sizes = {"start_attention": 0.2, "start_heads": 0.4, "start_prompts": 0.8}
+    sizes = {"start_attention": 0.2, "start_values": 0.6, "start_heads": 0.4, "start_prompts": 0.8}
     both = {"start": "uniform", "start_prompts_as": "uniform"}
     uniform = plan_of("joint+heads", model=model, trials=500, **both, **sizes).model()
-    for group, size in (("attention", 0.2), ("heads", 0.4), ("prompts", 0.8)):
-        for raw in uniform.group(group):
-            assert 0.98 * size < float(raw.detach().abs().max()) <= size
+    expected = {"Wv": 0.6, "C": 0.6, "v": 0.4, "h": 0.4, "p": 0.8}
+    for name, raw in uniform.named_parameters():
+        size = expected.get(name, 0.2)
+        assert 0.98 * size < float(raw.detach().abs().max()) <= size
     both = {"start": "normal", "start_prompts_as": "normal"}
     normal = plan_of("joint+heads", model=model, trials=500, **both, **sizes, start_readout=3.0).model()
-    for group, size in (("attention", 0.2), ("heads", 0.4), ("prompts", 0.8)):
-        for raw in normal.group(group):
-            values = raw.detach()
-            assert float((values - values.mean(0)).std()) == pytest.approx(size, rel=0.05)
+    for name, raw in normal.named_parameters():
+        size, values = expected.get(name, 0.2), raw.detach()
+        assert float((values - values.mean(0)).std()) == pytest.approx(size, rel=0.05)
     assert float(normal.group("heads")[0].detach()[..., -1].mean()) == pytest.approx(3.0, abs=0.1)
 
 
@@ -335,7 +340,7 @@ WRONG = [
     ({"optimiser": "Adamm"}, ValueError, "optimiser: got 'adamm' (did you mean adam?), wants one of "),
     ({"optimiser": 3}, ValueError, "optimiser: got 3, wants one of "),
     ({"optimiser_options": [1]}, ValueError, "optimiser_options: got [1], wants a mapping of names to values"),
-    ({"optimiser_options": {"beta": 1}}, ValueError, "optimiser: Adam does not take {'beta': 1}: "),
+    ({"optimiser_options": {"beta": 1}}, ValueError, "optimiser: Adam does not take {"),
     ({"optimiser_options": {"betas": (2.0, 0.9)}}, ValueError, "optimiser: Adam does not take {'betas': (2.0, 0.9)}: "),
     (
         {"schedul": "cosine"},
@@ -357,3 +362,27 @@ def test_wrong_values(change, error, message, tmp_path):
     with pytest.raises(error, match="^" + re.escape(message)):
         fl.train(MIX, "joint", N, **{"batch": 16, "steps": 2, **change}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_decay_of_zero_is_zero():
+    """AdamW decays by 0.01 unless it is told."""
+    for kind in ("AdamW", torch.optim.AdamW):
+        made = plan_of(optimiser=kind).protocol.make_optimiser([torch.nn.Parameter(torch.zeros(2, 2))])
+        assert made.param_groups[0]["weight_decay"] == 0.0
+        assert made.param_groups[0]["lr"] == 1e-3
+
+
+def test_options_of_the_same_optimiser_are_added():
+    tuned = plan_of(preset="tuned", optimiser="adam", optimiser_options={"amsgrad": True}).protocol
+    assert tuned.optimiser_options == {"betas": (0.9, 0.98), "amsgrad": True}
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
+def test_optimisers_in_which_trials_would_meet(name):
+    with pytest.raises(ValueError, match=rf"^optimiser: {name} has one step for all parameters.* wants trials=1"):
+        plan_of(optimiser=name, trials=2)
+
+
+def test_functions_without_a_name_are_told_apart():
+    first, second = (plan_of(schedule=schedule).config["schedule"] for schedule in (lambda s: 1.0, lambda s: 0.5))
+    assert first != second

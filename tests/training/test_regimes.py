@@ -61,6 +61,9 @@ def test_parameters_change_where_the_row_says(regime, model, layers, heads, pres
     steps, names = 6 // len(phases), set(seen[0])
     for i, groups in enumerate(phases):
         wanted = set().union(*(OF_GROUP[model][group] for group in groups)) & names
+        if preset == "authors" and not task_heads and model in ("separate", "stack"):
+            # The published code has e_m for all tasks, and trains value matrices.
+            wanted -= {"h"}
         rows = seen[i * steps : (i + 1) * steps + 1]
         for before, after in itertools.pairwise(rows):
             assert changed(before, after) <= wanted

@@ -27,7 +27,10 @@ from fastlin.experiments import cells, config
 from fastlin.training.loop import Loop
 from fastlin.training.signals import interruptible
 
-pytestmark = pytest.mark.usefixtures("small_evaluations")
+pytestmark = [
+    pytest.mark.usefixtures("small_evaluations"),
+    pytest.mark.filterwarnings("ignore:train. the sampled risk of trials"),
+]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -36,17 +39,17 @@ def test_signal_to_the_command(tmp_path, forker, no_pictures, number, code):
     command = ["train", str(tmp_path / "own.toml"), "--regime", "plain", "--steps", "20", "--batch", "64"]
     stopped = [*command, "--out", str(tmp_path / "stopped")]
     child = forker.start(command=stopped, moment="pause", at=7, every=1)
-    await_step(tmp_path / "stopped", 7, child)
+    await_step(tmp_path / "stopped/plain-n5", 7, child)
     os.kill(child, number)
     assert forker.end() == code
-    assert visible(tmp_path / "stopped") == [CHECKPOINT, "records.jsonl", "run.json"]
+    assert visible(tmp_path / "stopped/plain-n5") == [CHECKPOINT, "records.jsonl", "run.json"]
     said = forker.errors.read_text()
     assert "Traceback" not in said
     assert ("--resume goes on from" in said) == (number == signal.SIGINT)
     assert cli.main([*stopped, "--resume"]) == 0
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
-    assert records(tmp_path / "stopped") == records(tmp_path / "whole")
-    assert result(tmp_path / "stopped") == result(tmp_path / "whole")
+    assert records(tmp_path / "stopped/plain-n5") == records(tmp_path / "whole/plain-n5")
+    assert result(tmp_path / "stopped/plain-n5") == result(tmp_path / "whole/plain-n5")
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])

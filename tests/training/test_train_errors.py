@@ -54,7 +54,7 @@ WRONG = [
         "target: has token width 5 and 2 tasks, wants 4 and 2, those of mix",
     ),
     ({"dtype": torch.float16}, ValueError, "dtype: got torch.float16, wants torch.float32 or torch.float64"),
-    ({"dtype": "float32"}, ValueError, "dtype: got float32, wants torch.float32 or torch.float64"),
+    ({"dtype": "half"}, ValueError, "dtype: got half, wants torch.float32 or torch.float64"),
     ({"device": "gpu"}, (ValueError, RuntimeError), "device: got 'gpu'"),
     ({"device": 1.5}, (ValueError, TypeError), "device: got 1.5"),
     ({"backend": "fast"}, ValueError, "backend"),
