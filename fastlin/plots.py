@@ -73,7 +73,7 @@ def training_figure(record: dict[str, Any]) -> Figure:
         axes.legend(frameon=False, fontsize=8.5)
     figure.axes[0].set_ylabel("population risk / E[y²]")
     model = record["cells"][0]["model"]
-    title = f"{record['name']}, {model} model: best trial (line), all trials (band), closed form (dashes)"
+    title = f"{record['name']}, {model} model: best trial (line), all trials (band), closed form (dashes, and the distance from it)"
     figure.suptitle(textwrap.fill(title, 70), fontsize=10.5, parse_math=False)
     return figure
 
@@ -93,7 +93,7 @@ def _draw_cell(axes: Axes, cell: dict[str, Any], unit: float) -> None:
             high.append(max(there))
     label = cell["regime"]
     if cell["excess_percent"] is not None:
-        label += f": ends at {cell['excess_percent']:+.2f} % from it"
+        label += f": {cell['excess_percent']:+.2f} %"
         axes.axhline(cell["theory"] / unit, color=colour, linestyle="--", linewidth=1)
     axes.plot(steps, best, color=colour, label=label, marker=_MARKERS.get(curve, "*"), markevery=0.12, markersize=5)
     axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)

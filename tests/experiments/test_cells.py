@@ -313,7 +313,7 @@ def test_a_curve_is_the_best_trial_over_the_normaliser():
     )
     assert curve.get_xdata().tolist() == [10, 20]
     assert curve.get_ydata().tolist() == pytest.approx([1.0, 0.55])
-    assert curve.get_label() == "joint: ends at +10.00 % from it"
+    assert curve.get_label() == "joint: +10.00 %"
     assert list(optimum.get_ydata()) == [0.5, 0.5]
     assert curve.get_color() == optimum.get_color()
     (band,) = axes.collections
