@@ -73,7 +73,8 @@ def training_figure(record: dict[str, Any]) -> Figure:
         axes.legend(frameon=False, fontsize=8.5)
     figure.axes[0].set_ylabel("population risk / E[y²]")
     model = record["cells"][0]["model"]
-    title = f"{record['name']}, {model} model: best trial (line), all trials (band), closed form (dashes, and the distance from it)"
+    parts = "best trial (line), all trials (band), closed form (dashes, and the distance from it)"
+    title = f"{record['name']}, {model} model: {parts}"
     figure.suptitle(textwrap.fill(title, 70), fontsize=10.5, parse_math=False)
     return figure
 
