@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import torch
 from helpers import INSTRUCTION_SETS, poisoned
@@ -10,6 +12,13 @@ from fastlin.backends import cpu
 def one_thread_per_worker():
     """Tests run in as many processes as there are cores; more threads would only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard_signals():
+    """A shell ignores Ctrl-C for a command in the background, and all that it starts; tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,9 @@ def interruptible(enabled: bool) -> Iterator[Signal]:
     if not enabled or threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {number: signal.signal(number, caught.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What a shell had ignored for a command in the background stays so.
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, caught.handle) for number in heard}
     try:
         yield caught
     finally:

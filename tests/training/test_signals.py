@@ -131,6 +131,18 @@ def test_other_threads_train_too(tmp_path, undisturbed):
     assert_same(found[0], undisturbed("plain"))
 
 
+def test_signals_that_are_ignored_stay_so():
+    """As those of a command that a shell has put in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible(True) as caught:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert caught.caught is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_interruptible():
     before = signal.getsignal(signal.SIGTERM)
     with interruptible(True) as caught:
