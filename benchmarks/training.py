@@ -21,7 +21,7 @@ from benchmarks.rows import Line, Ratio, Result, Session, in_units
 from benchmarks.sampled_peers import Step
 from benchmarks.timing import Contender, interleave
 from fastlin.experiments.plan import Plan
-from fastlin.training.loop import Job, Loop
+from fastlin.training.loop import Loop
 
 Parameters = dict[str, Tensor]
 
@@ -109,22 +109,7 @@ class Cell:
         )
 
     def _loop(self, plan: Plan) -> Loop:
-        job = Job(
-            model=plan.model(),
-            regime=plan.regime,
-            protocol=plan.protocol,
-            sources=plan.sources,
-            n=plan.n,
-            seed=plan.seed,
-            risk=plan.risk,
-            optimum=None,
-            backend=plan.backend,
-            record_every=plan.protocol.steps,
-            folder=None,
-            checkpoint_seconds=60.0,
-            progress=False,
-        )
-        loop = Loop(job)
+        loop = Loop(plan.job(progress=False))
         loop.run()
         return loop
 

@@ -20,9 +20,10 @@ from fastlin.data.sources import FixedTask, TaskMixture
 from fastlin.models import Model, Shape, Start
 from fastlin.ops.sampled import Source
 from fastlin.training import streams
-from fastlin.training.loop import sampled_risk
+from fastlin.training.loop import Job, sampled_risk
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
+from fastlin.training.record import Folder
 from fastlin.training.regimes import Regime, choice, named
 
 _OPTIMA = {
@@ -232,6 +233,24 @@ class Plan:
                 return find(self._gaussian, self.n)
         except theory.NotAttained as error:
             return theory.Bound(error.infimum)
+
+    def job(self, folder: Folder | None = None, checkpoint_seconds: float = 60.0, progress: bool | None = None) -> Job:
+        """What the loop is to do, with the model at its start."""
+        return Job(
+            model=self.model(),
+            regime=self.regime,
+            protocol=self.protocol,
+            sources=self.sources,
+            n=self.n,
+            seed=self.seed,
+            risk=self.risk,
+            optimum=None if self.optimum is None else float(self.optimum),
+            backend=self.backend,
+            record_every=max(self.protocol.steps // self.records, 1),
+            folder=folder,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
+        )
 
     def about(self) -> dict[str, Any]:
         """Versions, backend and machine."""

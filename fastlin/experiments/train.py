@@ -15,7 +15,7 @@ from fastlin import models, theory
 from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
-from fastlin.training.loop import Job, Loop
+from fastlin.training.loop import Loop
 from fastlin.training.record import MODEL, Folder
 from fastlin.training.regimes import Regime
 
@@ -201,22 +201,7 @@ def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_se
     result = None if folder is None else folder.result(lambda found: _what_is_wrong(found, plan.shape.trials))
     if folder is not None and result is not None:
         return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
-    optimum = plan.optimum
-    job = Job(
-        model=plan.model(),
-        regime=plan.regime,
-        protocol=plan.protocol,
-        sources=plan.sources,
-        n=plan.n,
-        seed=plan.seed,
-        risk=plan.risk,
-        optimum=None if optimum is None else float(optimum),
-        backend=plan.backend,
-        record_every=max(plan.protocol.steps // plan.records, 1),
-        folder=folder,
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
+    job = plan.job(folder, checkpoint_seconds, progress)
     loop = Loop(job)
     held = None if folder is None else folder.restore()
     if folder is not None and held is not None:
