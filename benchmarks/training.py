@@ -85,7 +85,7 @@ class Cell:
             steps = stretch if label.startswith("op") else 1
             result.timings[label] = replace(timing, seconds=tuple(s / steps for s in timing.seconds))
         session.limits.again(1 if session.quick else 7)
-        result.lines = self._lines(result, shape, session)
+        result.lines = self._lines(result, shape, session, stretch)
         return result
 
     def _plan(self, mix: fl.TaskMixture, session: Session, steps: int) -> Plan:
@@ -113,12 +113,12 @@ class Cell:
         loop.run()
         return loop
 
-    def _lines(self, result: Result, shape: Shape, session: Session) -> list[Line]:
+    def _lines(self, result: Result, shape: Shape, session: Session, stretch: int) -> list[Line]:
         work = f"a cell: {self.trials} trials, {self.steps:,} steps of {session.batch}, n = {self.n}"
         limit = self.seconds * self.peak / session.limits.flops_per_core
         bar = f"<= {self.seconds:g} s at {self.peak / 1e9:g} GFLOP/s a core, so <= {limit:.3g} s here"
         seconds = self.steps * result.timings["op, loop"].median
-        measured = f"{in_units(seconds)}, from stretches of {self.steps // self.records} steps"
+        measured = f"{in_units(seconds)}, from stretches of {stretch} steps"
         lines = [Line(work, measured, bar, "ok" if seconds <= limit else "misses", seconds, limit)]
         overhead = Ratio("op, loop", "op, kernel and optimiser", "<=", self.overhead, "kernel and optimiser alone")
         lines.append(overhead.line(work, result, shape, session.limits))
