@@ -6,6 +6,7 @@ import pytest
 
 from fastlin import plots
 from fastlin.experiments import config, curves
+from fastlin.plots.style import COLOURS
 
 ALL_EQUAL = "plain = fine-tuned = joint = shared shift\n= decoupled = scaled heads = lower bound"
 SINGULAR = """
@@ -46,7 +47,7 @@ def test_lines_pass_through_every_length_and_marks_are_at_those_asked_for():
         assert [x[i] for i in drawn[label].get_markevery()] == [1, 10, 20, 30, 40, 50]
     assert len({line.get_color() for line in drawn.values()}) == 5
     assert len({line.get_marker() for line in drawn.values()}) == 5
-    assert drawn["plain"].get_color() == plots._COLOURS["plain"]
+    assert drawn["plain"].get_color() == COLOURS["plain"]
 
 
 def test_axes_are_labelled_and_show_both_units():

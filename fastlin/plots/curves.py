@@ -1,4 +1,4 @@
-"""Pictures of what runs have left on disk."""
+"""Closed forms against the context length."""
 
 from __future__ import annotations
 
@@ -9,114 +9,21 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin._files import replacing
+from fastlin.plots.style import COLOURS, MARKERS, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {
-    "plain": "#1f77b4",
-    "fine_tuned": "#ff7f0e",
-    "joint": "#d62728",
-    "shared_shift": "#9467bd",
-    "decoupled": "#2ca02c",
-    "scaled_heads": "#8c564b",
-    "heads_lower_bound": "#7f7f7f",
-}
-# Curves are told apart without colour too, and where one nearly covers another.
-_MARKERS = {
-    "plain": "o",
-    "fine_tuned": "s",
-    "joint": "^",
-    "shared_shift": "v",
-    "decoupled": "D",
-    "scaled_heads": "P",
-    "heads_lower_bound": "X",
-}
-# Theory of a regime.
-_REGIME_CURVES = {"fine-tune": "fine_tuned", "joint+heads": "decoupled"}
 _DASHES = {"shared_shift": (0, (5, 1.5)), "scaled_heads": (0, (3, 1.5)), "heads_lower_bound": (0, (1, 1.5))}
 # Relative differences below which two curves are one line to the eye, and below which they are rounding.
 _ONE_LINE, _EQUAL = 2e-3, 1e-9
-# A date would make every file differ from the last.
-_METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-
-
-def training(folder: Path) -> list[Path]:
-    """Draw `summary.json` of a folder of trained cells: risk against steps; returns the paths of the pictures."""
-    record = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    for cell in record["cells"]:
-        lines = (folder / cell["folder"] / "records.jsonl").read_text(encoding="utf-8").splitlines()
-        cell["records"] = [entry for entry in map(json.loads, lines) if "risk" in entry]
-    return _save(training_figure(record), folder, "training")
-
-
-def training_figure(record: dict[str, Any]) -> Figure:
-    """Risk / E[y²] of trained cells against steps: the best trial, the spread of all, and the optimum."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    unit, lengths = record["normaliser"], sorted({cell["n"] for cell in record["cells"]})
-    figure = Figure(figsize=(6.4 if len(lengths) == 1 else 4.2 * len(lengths), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for panel, n in enumerate(lengths):
-        axes = figure.add_subplot(1, len(lengths), panel + 1)
-        for cell in record["cells"]:
-            if cell["n"] == n:
-                _draw_cell(axes, cell, unit)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel(f"optimiser steps of {record['cells'][0]['batch']} sequences")
-        axes.set_title(f"n = {n}", fontsize=10.5)
-        axes.grid(alpha=0.25, which="both")
-        axes.legend(frameon=False, fontsize=8.5)
-    figure.axes[0].set_ylabel("population risk / E[y²]")
-    model = record["cells"][0]["model"]
-    parts = "best trial (line), all trials (band), closed form (dashes, and the distance from it)"
-    title = f"{record['name']}, {model} model: {parts}"
-    figure.suptitle(textwrap.fill(title, 70), fontsize=10.5, parse_math=False)
-    return figure
-
-
-def _draw_cell(axes: Axes, cell: dict[str, Any], unit: float) -> None:
-    """Curves of one cell; a regime has the colour of its theory."""
-    curve = _REGIME_CURVES.get(cell["regime"], cell["regime"])
-    colour = _COLOURS.get(curve, "#17becf")
-    steps, best, low, high = [], [], [], []
-    for entry in cell["records"]:
-        risks = [math.nan if risk is None else risk / unit for risk in entry["risk"]]
-        there = [risk for risk in risks if not math.isnan(risk)]
-        if there:
-            steps.append(entry["step"])
-            best.append(risks[cell["best_trial"]])
-            low.append(min(there))
-            high.append(max(there))
-    label = cell["regime"]
-    if cell["excess_percent"] is not None:
-        label += f": {cell['excess_percent']:+.2f} %"
-        axes.axhline(cell["theory"] / unit, color=colour, linestyle="--", linewidth=1)
-    axes.plot(steps, best, color=colour, label=label, marker=_MARKERS.get(curve, "*"), markevery=0.12, markersize=5)
-    axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def theory(folder: Path) -> list[Path]:
     """Draw `theory.json` of a folder; returns the paths of theory.png, theory.pdf and theory.svg beside it."""
     figure = theory_figure(json.loads((folder / "theory.json").read_text(encoding="utf-8")))
-    return _save(figure, folder, "theory")
-
-
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a picture as PNG, PDF and SVG."""
-    import matplotlib
-
-    paths = []
-    for suffix, metadata in _METADATA.items():
-        path = folder / f"{name}.{suffix}"
-        with matplotlib.rc_context({"svg.hashsalt": "fastlin", "pdf.fonttype": 42}), replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200, metadata=metadata)
-        paths.append(path)
-    return paths
+    return save(figure, folder, "theory")
 
 
 def theory_figure(record: dict[str, Any]) -> Figure:
@@ -124,12 +31,8 @@ def theory_figure(record: dict[str, Any]) -> Figure:
 
     The left axis is the risk / E[y²], the right one the risk. Curves that coincide are drawn once.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     unit, line = record["normaliser"], record["line"]
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.4)
     axes = figure.add_subplot()
     noted = {note["curve"]: note["text"] for note in line["notes"]}
     for keys, label in _groups(record):
@@ -138,10 +41,10 @@ def theory_figure(record: dict[str, Any]) -> Figure:
             line["n"],
             [math.nan if loss is None else loss / unit for loss in line["losses"][first]],
             label=textwrap.fill(label + "*" * any(key in noted for key in keys), 42),
-            color=_COLOURS[first],
+            color=COLOURS[first],
             linestyle=_DASHES.get(first, "-"),
             linewidth=1.6,
-            marker=_MARKERS[first],
+            marker=MARKERS[first],
             markersize=6,
             markeredgecolor="white",
             markeredgewidth=0.7,

@@ -1,0 +1,58 @@
+"""What all pictures share: colours, markers, and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlin._files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "plain": "#1f77b4",
+    "fine_tuned": "#ff7f0e",
+    "joint": "#d62728",
+    "shared_shift": "#9467bd",
+    "decoupled": "#2ca02c",
+    "scaled_heads": "#8c564b",
+    "heads_lower_bound": "#7f7f7f",
+}
+# Curves are told apart without colour too, and where one nearly covers another.
+MARKERS = {
+    "plain": "o",
+    "fine_tuned": "s",
+    "joint": "^",
+    "shared_shift": "v",
+    "decoupled": "D",
+    "scaled_heads": "P",
+    "heads_lower_bound": "X",
+}
+# Theory of a regime.
+REGIME_CURVES = {"fine-tune": "fine_tuned", "joint+heads": "decoupled"}
+# A date would make every file differ from the last.
+_METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture, of inches, that needs no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a picture as PNG, PDF and SVG."""
+    import matplotlib
+
+    paths = []
+    for suffix, metadata in _METADATA.items():
+        path = folder / f"{name}.{suffix}"
+        with matplotlib.rc_context({"svg.hashsalt": "fastlin", "pdf.fonttype": 42}), replacing(path) as temporary:
+            figure.savefig(temporary, dpi=200, metadata=metadata)
+        paths.append(path)
+    return paths
