@@ -11,8 +11,7 @@ reproduce test: export OMP_WAIT_POLICY := passive
 .PHONY: reproduce test bench lint format clean
 
 reproduce: $(INSTALLED)
-	rm -rf runs/reproduce
-	$(BIN)/fastlin train 2c --regime all --n 10 --trials 4 --steps 2000 --out runs/reproduce
+	$(BIN)/fastlin reproduce 2c --out runs/reproduce
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --cov=fastlin --cov-report=term-missing:skip-covered --cov-fail-under=95

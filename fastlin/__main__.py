@@ -4,4 +4,6 @@ import sys
 
 from fastlin.cli import main
 
-sys.exit(main())
+# Worker processes import this file too.
+if __name__ == "__main__":
+    sys.exit(main())

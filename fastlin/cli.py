@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=_show_info)
 
     _add_train(commands)
+    _add_reproduce(commands)
 
     command = commands.add_parser(
         "theory",
@@ -144,6 +145,72 @@ def _add_train(commands: Any) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
     command.set_defaults(run=_train)
+
+
+def _add_reproduce(commands: Any) -> None:
+    command = commands.add_parser(
+        "reproduce",
+        help="train and draw a figure of the paper, on its theory",
+        description="Train every cell of a panel and draw it. A call that was stopped goes on where it was.",
+    )
+    command.add_argument("figure", metavar="FIGURE", help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14")
+    command.add_argument("--scale", default="quick", help="quick, or paper: 50 trials × 20,000 steps × batch 8192")
+    command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
+    command.add_argument("--seed", type=int, default=0, metavar="S")
+    command.add_argument("--jobs", type=int, metavar="J", help="processes (default: one for each thread)")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/SCALE)")
+    command.set_defaults(run=_reproduce)
+
+    command = commands.add_parser("plot", help="draw the panels of a folder again")
+    command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
+    command.set_defaults(run=_plot)
+
+    command = commands.add_parser("status", help="how far the panels of a folder are, also while they are made")
+    command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
+    command.set_defaults(run=_status)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from fastlin import plots
+    from fastlin.experiments import prompts, report, status
+    from fastlin.experiments.reproduce import Request, reproduce
+
+    out = options.out or Path("runs") / options.scale
+    panels = prompts.named(options.figure)
+    request = Request(options.scale, options.preset, options.seed, options.jobs)
+    records: list[dict[str, Any]] = []
+
+    def draw(panel: str) -> None:
+        plots.panel(out, panel)
+
+    with status.Line(out) as line:
+        try:
+            records = reproduce(panels, out, request, drawn=draw, ended=line.ended, tick=line.show)
+        except KeyboardInterrupt:
+            line.close()
+            print(f"fastlin: stopped; the same command goes on from {out}", file=sys.stderr)
+            raise SystemExit(130) from None
+    for record in records:
+        print(f"{record['title']}", report.as_table(record), sep="\n", end="")
+        print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
+    failed = [(record["name"], cell) for record in records for cell in record["cells"] if cell["state"] == "failed"]
+    if failed:
+        texts = [f"{panel} {cell['key']}: {cell['error']}" for panel, cell in failed]
+        raise ValueError("cells failed, the same command tries them again:\n" + "\n".join(texts))
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from fastlin import plots
+    from fastlin.experiments.reproduce import panels_of
+
+    for record in panels_of(options.folder):
+        print(*plots.panel(options.folder, record["name"]), sep="\n")
+
+
+def _status(options: argparse.Namespace) -> None:
+    from fastlin.experiments import status
+
+    sys.stdout.write(status.as_text(options.folder))
 
 
 def _train(options: argparse.Namespace) -> None:

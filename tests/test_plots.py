@@ -136,3 +136,68 @@ def test_pictures_and_their_notes(tmp_path):
             assert picture.startswith(start)
             assert kept.setdefault(path, picture) == picture
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def panel_record(rows, places=(1, 10), axis="n"):
+    """A panel as `fastlin reproduce` writes it, of rows by key."""
+    cells = [{"key": str(i), "place": place, "row": row} for i, (place, row) in enumerate(rows)]
+    curve = {"label": "joint", "normalised": [0.5, None, 0.2]}
+    return {
+        "name": "2x",
+        "title": "costs $5^$",
+        "axis": axis,
+        "axis_label": "context length n",
+        "caption": ["A sentence with $ and _ in it.", "word " * 60],
+        "lines": {
+            "x": [places[0], 5, places[-1]],
+            "curves": {"joint": curve, "shared_shift": {**curve, "label": "shift"}},
+        },
+        "cells": cells,
+    }
+
+
+def panel_row(regime, model, risk, **more):
+    row = {"regime": regime, "model": model, "layers": 1, "curve": "joint", "risk": risk, "risk_error": 0.0}
+    row |= {"normaliser": 10.0, "normalised": None if risk is None else risk / 10, "max": risk, "excess_percent": 1.0}
+    return {**row, **more}
+
+
+def test_points_of_a_panel():
+    full, reduced = panel_row("joint", "full", 4.0, max=6.0), panel_row("joint", "reduced", 5.0)
+    rows = [(1, full), (10, panel_row("joint", "full", None)), (1, reduced), (10, None)]
+    figure = plots.panel_figure(panel_record(rows))
+    upper, lower = figure.axes
+    bars = {bar.get_label(): bar for bar in upper.containers}
+    assert set(bars) == {"joint, full", "joint, reduced"}
+    point, _, (spread,) = bars["joint, full"].lines
+    assert point.get_ydata().tolist() == pytest.approx([0.4])
+    assert spread.get_segments()[0][:, 1].tolist() == pytest.approx([0.4, 0.6])
+    # Points of two models stand beside each other, and are told apart.
+    other = bars["joint, reduced"].lines[0]
+    assert point.get_xdata()[0] != other.get_xdata()[0]
+    assert (point.get_markerfacecolor(), other.get_markerfacecolor()) == (COLOURS["joint"], "none")
+    drawn = lines(figure)
+    assert (drawn["theory: joint"].get_linestyle(), drawn["theory: shift"].get_linestyle()) == ("-", "--")
+    assert drawn["theory: joint"].get_color() == COLOURS["joint"]
+    assert lower.get_ylabel() == "excess (%)"
+    assert [text.get_text() for text in lower.get_xticklabels()] == ["1", "10"]
+    assert upper.get_ylabel() == "population risk / E[y²]"
+
+
+def test_a_panel_without_closed_forms_has_no_excess():
+    rows = [(1, panel_row("joint", "stack", 4.0, layers=3, excess_percent=None))]
+    figure = plots.panel_figure(panel_record(rows))
+    (axes,) = figure.axes
+    assert axes.containers[0].get_label() == "joint, stack L = 3"
+
+
+def test_a_risk_that_is_not_sure_does_not_set_the_axis():
+    sure, unsure = panel_row("joint", "full", 4.0), panel_row("plain", "full", 900.0, risk_error=800.0)
+    axes = plots.panel_figure(panel_record([(1, sure), (10, unsure)])).axes[0]
+    assert axes.get_ylim() == pytest.approx((0.0, 1.08 * 0.5))
+
+
+def test_a_panel_with_nothing_done(tmp_path):
+    record = panel_record([(1, None), (10, None)])
+    (tmp_path / "2x.json").write_text(json.dumps(record), encoding="utf-8")
+    assert [path.name for path in plots.panel(tmp_path, "2x")] == ["2x.png", "2x.pdf", "2x.svg"]

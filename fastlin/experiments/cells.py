@@ -50,7 +50,7 @@ def train_cells(
         for n in config.context_lengths:
             folder = f"{regime}-n{n}"
             run = train(config.mixture, regime, n, out=out / folder, resume=resume, **options)
-            row = {"regime": regime, "n": n, "folder": folder, **_summary(run)}
+            row = {"regime": regime, "n": n, "folder": folder, **summary(run)}
             report(row)
             kept[folder] = row
             with replacing(out / SUMMARY) as temporary:
@@ -75,12 +75,11 @@ def _kept(out: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: damaged, or not a file of fastlin: {error!r}") from None
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def summary(run: Run) -> dict[str, Any]:
     """Risk over the trials that did not diverge, and of the one that was chosen."""
     risk = run.risk[torch.isfinite(run.risk)]
-    least, low, median, high = (
-        risk.quantile(torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=risk.dtype)).tolist() if len(risk) else [None] * 4
-    )
+    shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=risk.dtype)
+    least, low, median, high, most = risk.quantile(shares).tolist() if len(risk) else [None] * 5
     best = float(run.risk[run.best])
     optimum = None if run.theory is None else float(run.theory)
     return {
@@ -89,10 +88,12 @@ def _summary(run: Run) -> dict[str, Any]:
         "best_trial": run.best,
         "best": best if math.isfinite(best) else None,
         "best_error": float(run.risk_error[run.best]) if math.isfinite(best) else None,
+        "tail": float(run.tail[run.best]) if math.isfinite(best) else None,
         "min": least,
         "lower_quartile": low,
         "median": median,
         "upper_quartile": high,
+        "max": most,
         "mean": float(risk.mean()) if len(risk) else None,
         "theory": optimum,
         "excess_percent": 100.0 * (best / optimum - 1.0) if optimum and math.isfinite(best) else None,

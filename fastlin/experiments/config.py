@@ -80,6 +80,12 @@ class Config:
         checked = check_lengths("context_lengths", list(lengths))
         return replace(self, context_lengths=checked, values={**self.values, "context_lengths": list(checked)})
 
+    def with_noise(self, variance: float) -> Config:
+        """The same with another variance of the label noise."""
+        if not 0 <= variance < math.inf:
+            raise _wrong("variance", variance, "a finite number >= 0")
+        return _parse({**self.values, "noise_std": math.sqrt(variance)})
+
 
 def shipped() -> dict[str, Path]:
     """The settings that ship with the package: name of a panel to file, where A2abc.toml serves A2a, A2b and A2c."""

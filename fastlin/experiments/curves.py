@@ -83,28 +83,28 @@ def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
     with one_thread():
         for key, curve in CURVES.items():
             for n in lengths:
-                loss, remarks = _loss(curve, mixture, n)
-                losses[key].append(loss)
+                value, remarks = loss(curve, mixture, n)
+                losses[key].append(value)
                 for text in remarks:
                     said.setdefault((key, text), []).append(n)
     return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in said.items()])
 
 
-def _loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
+def loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
     """The loss, and what is to be said of it."""
     remarks = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            loss = float(curve.optimum(mixture, n))
+            value = float(curve.optimum(mixture, n))
         except theory.NotAttained as error:
-            loss = error.infimum
+            value = error.infimum
             remarks.append(f"not attained, the infimum is shown: {error.reason}")
         except RuntimeError as error:  # torch's LinAlgError, for numbers of absurd size
             return None, [f"cannot be computed: {error}"]
-    if not math.isfinite(loss):
-        return None, [f"cannot be computed: the closed form gives {loss}"]
-    return loss, remarks + [str(warning.message) for warning in caught]
+    if not math.isfinite(value):
+        return None, [f"cannot be computed: the closed form gives {value}"]
+    return value, remarks + [str(warning.message) for warning in caught]
 
 
 def compute(config: Config, *, line: bool) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class Sample:
 _EVALUATION_BATCH = 8192
 # The first is looked at on the way, and decides nothing.
 ON_THE_WAY = Sample(streams.SELECT, 4, part=4)
-SELECT, REPORT = Sample(streams.SELECT, 32), Sample(streams.REPORT, 64)
+# The choice of a trial sees more than the report: a tail that one batch in a hundred shows must not be chosen.
+SELECT, REPORT = Sample(streams.SELECT, 128), Sample(streams.REPORT, 64)
 # Numbers that a batch of tokens may have, of a source that draws nothing but tokens.
 _TOKENS = 1 << 23
 

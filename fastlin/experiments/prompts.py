@@ -1,0 +1,104 @@
+"""The panels of "Provable Benefits of Task-Specific Prompts for In-context Learning" (arXiv 2503.02102)."""
+
+from __future__ import annotations
+
+from fastlin.experiments.panels import Panel, Series
+from fastlin.training.regimes import choice
+
+_LENGTHS = "The paper does not list n: these are the lengths of its published code."
+_FORMS = (
+    "Theorem 2's risk of fine-tuning and Theorem 3's prompts are drawn in their corrected form; "
+    "with features of covariance I and diagonal task covariances both agree with the printed ones."
+)
+_ASSUMPTION = (
+    "Assumption 1 (the reduced model) loses something when means are not zero: the full model may go below its curve"
+)
+_NOISE = "E[y²] includes the noise; the paper's appendix omits σ² in the risk of the decoupled bound, the line has it."
+_READING = "I → Σ* = diag(0.9, 0.9⁻¹, …, 0.9⁻⁹) is read as the covariance of the tasks, features stay isotropic."
+_DEPTH = (
+    "L layers are L attentions, each with its own weights, with a residual in every layer from L = 2 on; "
+    "the paper leaves this open. It has no closed form for L > 1: lines are those of L = 1."
+)
+_HEADS = "Proposition 1: with proportional task covariances and no noise the decoupled bound is the heads' optimum."
+_NOISY_HEADS = "Proposition 1's equality fails with noise and unequal covariances: heads can go 0.03 % below the line."
+
+_REGIMES = (("plain", "plain"), ("fine-tune", "fine_tuned"), ("joint", "joint"))
+_FULL = tuple(Series(regime, curve=curve) for regime, curve in _REGIMES)
+_BOTH = tuple(Series(regime, "reduced", curve=curve) for regime, curve in _REGIMES) + _FULL
+
+
+def _heads(layers: int = 1) -> tuple[Series, ...]:
+    """No prompts, prompts, prompts and heads."""
+    rows = (("plain", "plain"), ("joint", "joint"), ("joint+heads", "decoupled"))
+    return tuple(Series(regime, layers=layers, curve=curve) for regime, curve in rows)
+
+
+_SHIFT = "(the dashed line is a shared head that subtracts the mean of the means)."
+_SHIFTED = (f"{_ASSUMPTION} {_SHIFT}", _FORMS)
+
+_LAYERS = [
+    Panel(
+        f"A2{letter}",
+        f"Figure A2({letter}): {layers} layer{'s' * (layers > 1)}, {'noisy labels' if noisy else 'no noise'}",
+        f"A2{letter}",
+        _heads(layers),
+        (_DEPTH, _READING, *((_NOISE,) if noisy else ()), _LENGTHS),
+        shallower=f"A2{chr(ord(letter) - 1)}" if layers > 1 else None,
+    )
+    for letter, layers, noisy in zip("abcdef", (1, 2, 3) * 2, (False,) * 3 + (True,) * 3, strict=True)
+]
+
+PANELS = {
+    panel.name: panel
+    for panel in (
+        Panel(
+            "2a", "Figure 2(a): full against reduced model", "2a", _BOTH, (*_SHIFTED, _LENGTHS), also=("shared_shift",)
+        ),
+        Panel(
+            "2b",
+            "Figure 2(b): zero means, all regimes coincide",
+            "2b",
+            _BOTH,
+            ("With zero means the closed forms of all regimes are one line.", _LENGTHS),
+        ),
+        Panel("2c", "Figure 2(c): full model against theory", "2c", _FULL, (f"{_ASSUMPTION}.", _FORMS, _LENGTHS)),
+        Panel("2d", "Figure 2(d): task-specific heads", "2d", _heads(), (f"{_ASSUMPTION}.", _HEADS, _LENGTHS)),
+        Panel(
+            "A1a",
+            "Figure A1(a): as 2(a), noisy labels",
+            "A1a",
+            _BOTH,
+            (*_SHIFTED, _NOISE, _LENGTHS),
+            also=("shared_shift",),
+        ),
+        Panel(
+            "A1b",
+            "Figure A1(b): as 2(c), noisy labels",
+            "A1b",
+            _FULL,
+            (f"{_ASSUMPTION}.", _FORMS, _NOISE, _LENGTHS),
+        ),
+        Panel(
+            "A1c",
+            "Figure A1(c): as 2(a), noisy labels, non-isotropic tasks",
+            "A1c",
+            _BOTH,
+            (*_SHIFTED, _READING, _NOISE, _LENGTHS),
+            also=("shared_shift",),
+        ),
+        Panel(
+            "A1d",
+            "Figure A1(d): as 2(d), noisy labels, non-isotropic tasks",
+            "A1d",
+            _heads(),
+            (f"{_ASSUMPTION}.", _READING, _NOISY_HEADS, _NOISE, _LENGTHS),
+        ),
+        *_LAYERS,
+    )
+}
+
+
+def named(figure: str) -> list[Panel]:
+    """The panels of a figure: one, or "all" of the paper's."""
+    name = choice("figure", figure, [*PANELS, "all"])
+    return list(PANELS.values()) if name == "all" else [PANELS[name]]

@@ -1,0 +1,321 @@
+"""`fastlin reproduce`: panels made cell by cell, stopped and gone on with, and what they leave in their folder."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastlin import cli, theory
+from fastlin.experiments import farm, prompts, reproduce, status
+from fastlin.experiments.config import load
+from fastlin.experiments.panels import Panel, Series
+from fastlin.experiments.reproduce import Effort, Request
+
+SHORT = Effort(2, 6, 64)
+SUFFIXES = ("json", "csv", "md")
+
+
+def run(names, out, request=None, **callbacks):
+    """Reproduce panels without pictures; returns records and the names that were to be drawn."""
+    drawn = []
+    said = {"drawn": drawn.append, "ended": lambda record, cell: None, "tick": lambda: None, **callbacks}
+    request = request or Request(effort=SHORT, lengths=(2, 5), jobs=1)
+    panels = [prompts.PANELS[name] if isinstance(name, str) else name for name in names]
+    return reproduce.reproduce(panels, out, request, **said), drawn
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Cells in this process: another one takes seconds to start."""
+
+    def fill(orders, jobs, started, ended, tick):
+        for index, order in enumerate(orders):
+            started(index)
+            tick()
+            ended(index, farm._fill(order))
+
+    monkeypatch.setattr(reproduce, "run", fill)
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_papers_panels():
+    assert list(prompts.PANELS) == [
+        *("2a", "2b", "2c", "2d", "A1a", "A1b", "A1c", "A1d"),
+        *("A2a", "A2b", "A2c", "A2d", "A2e", "A2f"),
+    ]
+    for name, panel in prompts.PANELS.items():
+        cells = panel.cells()
+        assert panel.setting == name
+        assert len({cell.key for cell in cells}) == len(cells)
+        assert [cell.n for cell in cells if cell.regime == "plain" and cell.model != "reduced"] == list(
+            load(name).context_lengths
+        )
+        layers = "abcdef".index(name[2]) % 3 + 1 if name.startswith("A2") else 1
+        assert {cell.layers for cell in cells} == {layers}
+    both = {(cell.regime, cell.model) for cell in prompts.PANELS["2a"].cells()}
+    assert both == {(r, m) for r in ("plain", "fine-tune", "joint") for m in ("reduced", "full")}
+    assert {cell.regime for cell in prompts.PANELS["2d"].cells()} == {"plain", "joint", "joint+heads"}
+    assert {cell.model for cell in prompts.PANELS["A2b"].cells()} == {"stack"}
+
+
+def test_a_panel(tmp_path, in_process):
+    ended = []
+    records, drawn = run(["2a"], tmp_path, ended=lambda record, cell: ended.append(cell["key"]))
+    assert drawn == ["2a"]
+    assert len(ended) == 12
+    assert all((tmp_path / f"2a.{suffix}").exists() for suffix in SUFFIXES)
+    rows = rows_of(tmp_path / "2a.csv")
+    mix = load("2a").mixture
+    assert [(row["regime"], row["model"], row["n"]) for row in rows] == [
+        (regime, model, n)
+        for model in ("reduced", "full")
+        for regime in ("plain", "fine-tune", "joint")
+        for n in ("2", "5")
+    ]
+    closed = {"plain": theory.plain, "fine-tune": theory.fine_tuned, "joint": theory.joint}
+    for row in rows:
+        risk, optimum = float(row["risk"]), float(closed[row["regime"]](mix, int(row["n"])))
+        assert float(row["theory"]) == pytest.approx(optimum, rel=1e-12)
+        assert float(row["normalised"]) == pytest.approx(risk / 30.5, rel=1e-12)
+        assert float(row["excess_percent"]) == pytest.approx(100 * (risk / optimum - 1), rel=1e-9)
+        assert float(row["min"]) <= risk <= float(row["max"])
+        assert (row["panel"], row["trials"], row["diverged"], row["risk_error"]) == ("2a", "2", "0", "0.0")
+    caption = records[0]["caption"]
+    assert caption[0].startswith("2 trials × 6 steps × batch 64, preset tuned")
+    assert any("Assumption 1" in sentence for sentence in caption)
+    assert "Figure 2(a)" in (tmp_path / "2a.md").read_text(encoding="utf-8")
+
+
+def test_what_is_done_is_not_done_again(tmp_path, in_process):
+    run(["2c"], tmp_path)
+    before = (tmp_path / "2c.csv").read_bytes()
+    ended = []
+    _, drawn = run(["2c"], tmp_path, ended=lambda record, cell: ended.append(cell["key"]))
+    assert (ended, drawn) == ([], ["2c"])
+    assert (tmp_path / "2c.csv").read_bytes() == before
+    # A cell whose run is there but not noted is read, not trained.
+    path = tmp_path / "2c.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["cells"][0].update(state="running", row=None)
+    path.write_text(json.dumps(record), encoding="utf-8")
+    run(["2c"], tmp_path, ended=lambda record, cell: ended.append(cell["key"]))
+    assert ended == ["plain-full-n2"]
+    assert (tmp_path / "2c.csv").read_bytes() == before
+
+
+def test_another_request_in_the_same_folder(tmp_path, in_process):
+    run(["2c"], tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=r"2c\.json: was made with seed = 0, this call has 1; wants the same"):
+        run(["2c"], tmp_path, Request(effort=SHORT, lengths=(2, 5), seed=1))
+    with pytest.raises(ValueError, match=r"2c\.json: has other cells"):
+        run(["2c"], tmp_path, Request(effort=SHORT, lengths=(2, 6)))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_folder_has_one_process(tmp_path):
+    with (
+        reproduce.locked(tmp_path),
+        pytest.raises(ValueError, match="another process is at work in this folder"),
+    ):
+        run(["2c"], tmp_path)
+    file = tmp_path / "file"
+    file.write_text("x", encoding="utf-8")
+    with pytest.raises(ValueError, match="file: is a file, wants a folder"):
+        run(["2c"], file)
+
+
+def test_a_damaged_record_is_told_and_kept(tmp_path):
+    path = tmp_path / "2c.json"
+    for text in ("{", "[]", '{"kind": "other", "version": 1, "cells": []}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"2c\.json"):
+            run(["2c"], tmp_path)
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, in_process):
+    foreign = tmp_path / "cells" / "2c" / "joint-full-n5"
+    foreign.mkdir(parents=True)
+    (foreign / "thesis.txt").write_text("mine", encoding="utf-8")
+    records, _ = run(["2c"], tmp_path)
+    states = {cell["key"]: cell["state"] for cell in records[0]["cells"]}
+    assert states.pop("joint-full-n5") == "failed"
+    assert set(states.values()) == {"done"}
+    assert len(rows_of(tmp_path / "2c.csv")) == 5
+    assert any("Not there yet: 1 of 6 cells" in sentence for sentence in records[0]["caption"])
+    text = status.as_text(tmp_path)
+    assert "failed   2c joint-full-n5: FileError" in text
+    assert "thesis.txt" in text
+    (foreign / "thesis.txt").unlink()
+    records, _ = run(["2c"], tmp_path)
+    assert {cell["state"] for cell in records[0]["cells"]} == {"done"}
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path):
+    """As when the system ends a process that takes too much memory."""
+
+    def kill(*_):
+        for child in farm.multiprocessing.active_children():
+            if not killed:
+                killed.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+
+    killed = []
+    request = Request(effort=Effort(1, 1000, 64), lengths=(2,), jobs=1)
+    records, _ = run(["2c"], tmp_path, request, tick=kill)
+    states = [cell["state"] for cell in records[0]["cells"]]
+    assert sorted(states) == ["done", "done", "failed"]
+    assert "ended with status -9" in next(cell["error"] for cell in records[0]["cells"] if cell["error"])
+
+
+def test_other_axes(tmp_path, in_process):
+    noise = Panel("noise", "noise", "2c", (Series("joint", curve="joint"),), axis="noise", places=(0.0, 2.0), n=4)
+    depth = Panel("depth", "depth", "2c", (Series("joint", curve="joint"),), axis="layers", places=(1.0, 2.0), n=4)
+    records, _ = run([noise, depth], tmp_path, Request(effort=SHORT, jobs=2))
+    rows = rows_of(tmp_path / "noise.csv")
+    assert [float(row["noise_variance"]) for row in rows] == pytest.approx([0.0, 2.0])
+    closed = [float(theory.joint(load("2c").with_noise(variance).mixture, 4)) for variance in (0.0, 2.0)]
+    assert [float(row["theory"]) for row in rows] == pytest.approx(closed, rel=1e-12)
+    lines = records[0]["lines"]
+    assert (lines["x"][0], lines["x"][-1]) == (0.0, 2.0)
+    assert lines["curves"]["joint"]["normalised"][-1] == pytest.approx(closed[-1] / 30.9, rel=1e-12)
+    rows = rows_of(tmp_path / "depth.csv")
+    assert [(row["model"], row["layers"], row["excess_percent"] == "") for row in rows] == [
+        ("full", "1", False),
+        ("stack", "2", True),
+    ]
+    assert float(rows[1]["risk_error"]) > 0
+    for variance in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="variance: got"):
+            load("2c").with_noise(variance)
+
+
+def test_workers_share_the_threads(monkeypatch):
+    monkeypatch.setattr(farm.torch, "get_num_threads", lambda: 8)
+    assert farm.workers(None, 100) == (8, 1)
+    assert farm.workers(None, 3) == (3, 2)
+    assert farm.workers(2, 100) == (2, 4)
+    assert farm.workers(100, 100) == (100, 1)
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from fastlin.experiments import prompts, reproduce
+from fastlin.experiments.reproduce import Effort, Request
+if __name__ == "__main__":
+    request = Request(effort=Effort(2, 400, 256), lengths=(2, 5), jobs=2)
+    reproduce.reproduce([prompts.PANELS["2c"]], Path(sys.argv[1]), request,
+                        drawn=lambda name: None, ended=lambda record, cell: None, tick=lambda: None)
+"""
+
+
+def test_killed_at_random_moments_the_table_is_the_same(tmp_path):
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+
+    def start(out):
+        return subprocess.Popen([sys.executable, script, out], env=environment)
+
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    began = time.monotonic()
+    assert start(whole).wait() == 0
+    seconds = time.monotonic() - began
+    moments = random.Random(0)
+    for _ in range(2):
+        process = start(pieces)
+        try:
+            process.wait(moments.uniform(0.3, 0.9) * seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+    assert start(pieces).wait() == 0
+    assert (pieces / "2c.csv").read_bytes() == (whole / "2c.csv").read_bytes()
+
+
+def test_status_on_the_way(tmp_path, in_process):
+    texts = []
+    run(["2c"], tmp_path, tick=lambda: None, ended=lambda record, cell: texts.append(status.as_text(tmp_path)))
+    assert "1 of 6 cells have ended; time left:" in texts[0]
+    assert "nobody is at work" not in texts[0]
+    assert "all 6 cells have ended" in texts[-1]
+    path = tmp_path / "2c.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for cell in record["cells"][:2]:
+        cell.update(state="running", row=None)
+    record["cells"][2].update(state="waiting", row=None, seconds=None)
+    path.write_text(json.dumps(record), encoding="utf-8")
+    found = status.cells(tmp_path, working=False)
+    assert [cell.state for cell in found] == ["stopped"] * 3 + ["done"] * 3
+    assert [cell.state for cell in status.cells(tmp_path, working=True)] == ["running"] * 2 + ["waiting"] + ["done"] * 3
+    assert "nobody is at work here" in status.as_text(tmp_path)
+    records = tmp_path / "cells" / "2c" / record["cells"][0]["key"] / "records.jsonl"
+    records.write_text('{"step": 3}\n{"step"', encoding="utf-8")
+    assert status.cells(tmp_path, working=True)[0].share == 0.5
+
+
+def test_time_left():
+    def cell(state, share, seconds, panel="a"):
+        return status.CellStatus(panel, "k", state, share, seconds, None)
+
+    assert status.seconds_left([cell("waiting", 0.0, None)]) is None
+    found = [cell("done", 1.0, 10.0), cell("running", 0.5, 5.0), cell("waiting", 0.0, None)]
+    assert status.seconds_left(found) == pytest.approx(15.0)
+    found += [cell("running", 0.5, 5.0)]
+    assert status.seconds_left(found) == pytest.approx(10.0)
+    # A panel of its own pace, and one that has none yet takes that of all.
+    found = [cell("done", 1.0, 10.0), cell("done", 1.0, 30.0, "b"), cell("waiting", 0.0, None, "b")]
+    assert status.seconds_left(found) == pytest.approx(30.0)
+    assert status.seconds_left([*found[:2], cell("waiting", 0.0, None, "c")]) == pytest.approx(20.0)
+    assert status.clock(59.6) == "1:00"
+    assert status.clock(3725) == "1:02:05"
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(reproduce.SCALES, "quick", {"layer": SHORT, "stack": SHORT})
+    out = tmp_path / "out"
+    assert cli.main(["reproduce", "2d", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert "Figure 2(d)" in shown.out
+    assert shown.out.rstrip().endswith("2d.png")
+    assert shown.err.count("2d ") == 18
+    pictures = [out / f"2d.{suffix}" for suffix in ("png", "pdf", "svg")]
+    before = [path.read_bytes() for path in pictures]
+    for path in pictures:
+        path.unlink()
+    assert cli.main(["plot", str(out)]) == 0
+    assert [path.read_bytes() for path in pictures] == before
+    assert cli.main(["status", str(out)]) == 0
+    assert "all 18 cells have ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce", "2e"], "figure: got '2e'"),
+        (["reproduce", "2a", "--scale", "huge"], "scale: got 'huge', wants one of quick, paper"),
+        (["reproduce", "2a", "--preset", "tunde"], "did you mean tuned"),
+        (["reproduce", "2a", "--jobs", "0"], "jobs: got 0, wants an integer >= 1"),
+        (["reproduce", "2a", "--seed", "-1"], "seed: got -1"),
+        (["status", "nowhere"], "nowhere: no such folder"),
+        (["plot", "."], "holds no panel"),
+    ],
+)
+def test_errors_of_the_command(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 1
+    assert message in capsys.readouterr().err
+    assert list(Path(tmp_path).iterdir()) == []
