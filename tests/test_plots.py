@@ -159,7 +159,7 @@ def panel_record(rows, places=(1, 10), axis="n"):
 def panel_row(regime, model, risk, **more):
     row = {"regime": regime, "model": model, "layers": 1, "curve": "joint", "risk": risk, "risk_error": 0.0}
     row |= {"normaliser": 10.0, "normalised": None if risk is None else risk / 10, "max": risk, "excess_percent": 1.0}
-    return {**row, **more}
+    return {**row, "heavy_tail": False, "typical": risk, **more}
 
 
 def test_points_of_a_panel():
@@ -191,10 +191,12 @@ def test_a_panel_without_closed_forms_has_no_excess():
     assert axes.containers[0].get_label() == "joint, stack L = 3"
 
 
-def test_a_risk_that_is_not_sure_does_not_set_the_axis():
-    sure, unsure = panel_row("joint", "full", 4.0), panel_row("plain", "full", 900.0, risk_error=800.0)
+def test_a_risk_that_rests_on_few_sequences_is_crossed():
+    sure, unsure = panel_row("joint", "full", 4.0), panel_row("plain", "full", 900.0, heavy_tail=True, typical=3.0)
     axes = plots.panel_figure(panel_record([(1, sure), (10, unsure)])).axes[0]
     assert axes.get_ylim() == pytest.approx((0.0, 1.08 * 0.5))
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert (cross.get_xdata().tolist(), cross.get_ydata().tolist()) == ([10], pytest.approx([0.3]))
 
 
 def test_a_panel_with_nothing_done(tmp_path):

@@ -10,6 +10,7 @@ from fastlin import theory
 from fastlin._threads import one_thread
 from fastlin.experiments import config, curves
 from fastlin.experiments.config import Config
+from fastlin.experiments.train import LARGEST_SHARE
 
 # What a panel's axis may be, and how it is labelled.
 AXES = {
@@ -178,5 +179,6 @@ class Cell:
             "theory_normalised": None if optimum is None else optimum / unit,
             "excess_percent": excess,
             **{name: summary[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "max", "mean")},
-            **{name: summary[name] for name in ("best_trial", "trials", "diverged", "tail")},
+            **{name: summary[name] for name in ("best_trial", "trials", "diverged", "tail", "typical")},
+            "heavy_tail": summary["tail"] is not None and summary["tail"] > LARGEST_SHARE,
         }

@@ -20,7 +20,7 @@ from fastlin.data.sources import FixedTask, TaskMixture
 from fastlin.models import Model, Shape, Start
 from fastlin.ops.sampled import Source
 from fastlin.training import streams
-from fastlin.training.loop import Job, sampled_risk
+from fastlin.training.loop import Estimate, Job, sampled_risk
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.record import Folder
@@ -196,18 +196,15 @@ class Plan:
 
     def risk(self, model: Model, prompts: bool) -> tuple[Tensor, Tensor]:
         """Population risk (R,) and its standard error, on the way."""
-        risk, error, _ = self.evaluate(model, prompts, ON_THE_WAY)
-        return risk, error
+        found = self.evaluate(model, prompts, ON_THE_WAY)
+        return found.risk, found.error
 
-    def evaluate(self, model: Model, prompts: bool, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-        """Population risk (R,), its standard error, and the largest batch's share (`sampled_risk`).
-
-        Error and share are zero where a closed form covers the model and the risk is exact.
-        """
+    def evaluate(self, model: Model, prompts: bool, sample: Sample) -> Estimate:
+        """Population risk; error and tail are zero where a closed form covers the model and the risk is exact."""
         if self._gaussian is not None:
             with one_thread():
                 exact = theory.full_population_loss(self._gaussian, self.n, **_as_layer(model, prompts))
-            return exact, torch.zeros_like(exact), torch.zeros_like(exact)
+            return Estimate(exact, torch.zeros_like(exact), torch.zeros_like(exact), exact)
         source, batch = self.sources["mix"], _EVALUATION_BATCH // sample.part
         if not hasattr(source, "sample_gram"):
             batch = max(min(batch, _TOKENS // max(self.n * source.m, 1)), 16)

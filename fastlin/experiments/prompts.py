@@ -97,8 +97,38 @@ PANELS = {
     )
 }
 
+_REGIME_CURVES = (*_REGIMES, ("joint+heads", "decoupled"))
+
+# Questions that the paper's summary leaves open, on the same cells.
+BEYOND = {
+    panel.name: panel
+    for panel in (
+        Panel(
+            "noise",
+            "Beyond the paper: sensitivity to label noise, n = 20",
+            "2c",
+            tuple(Series(regime, curve=curve) for regime, curve in _REGIME_CURVES),
+            ("Setting 2(c). E[y²] grows with σ², which is its part that nobody can predict.",),
+            axis="noise",
+            places=(0.0, 1.0, 2.0, 5.0, 10.0, 20.0),
+            n=20,
+        ),
+        Panel(
+            "depth",
+            "Beyond the paper: depth, n = 10",
+            "A2a",
+            _heads(),
+            ("Setting A2(a–c).", _DEPTH, _READING),
+            axis="layers",
+            places=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+            n=10,
+        ),
+    )
+}
+
 
 def named(figure: str) -> list[Panel]:
-    """The panels of a figure: one, or "all" of the paper's."""
-    name = choice("figure", figure, [*PANELS, "all"])
-    return list(PANELS.values()) if name == "all" else [PANELS[name]]
+    """The panels of a figure: one, "all" of the paper's, or all that go "beyond" it."""
+    groups = {"all": list(PANELS.values()), "beyond": list(BEYOND.values())}
+    name = choice("figure", figure, [*PANELS, *BEYOND, *groups])
+    return groups[name] if name in groups else [{**PANELS, **BEYOND}[name]]

@@ -9,8 +9,6 @@ from typing import Any
 
 # Two risks are in the wrong order when they differ by more than both of these.
 _STANDARD_ERRORS, _RELATIVE = 2.0, 0.005
-# Of the largest of 64 batches in a sampled risk, from which its standard error means little.
-_HEAVY = 0.1
 _COLUMNS = (("regime", 12), ("model", 9), ("L", 3), ("n", 4), ("σ²", 5), ("risk", 10), ("± s.e.", 9))
 _NUMBERS = (("theory", 10), ("excess", 10), ("risk/E[y²]", 11), ("median", 10), ("max", 10), ("trials", 8))
 
@@ -68,9 +66,12 @@ def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> l
     diverged = sum(row["diverged"] for row in rows)
     if diverged:
         said.append(f"{diverged} of {sum(row['trials'] for row in rows)} trials diverged.")
-    heavy = [_where(row) for row in rows if row["tail"] is not None and row["tail"] > _HEAVY]
+    heavy = [f"{_where(row)} ({row['risk']:.3g} ± {row['risk_error']:.2g})" for row in rows if row["heavy_tail"]]
     if heavy:
-        said.append(f"Heavy tails, where the mean rests on few sequences: {'; '.join(heavy)}.")
+        said.append(
+            f"Heavy tails, where the mean risk rests on few sequences and the crossed points are medians of batches: "
+            f"{'; '.join(heavy)}."
+        )
     missing = [cell["key"] for cell in record["cells"] if cell["row"] is None]
     if missing:
         said.append(f"Not there yet: {len(missing)} of {len(record['cells'])} cells.")

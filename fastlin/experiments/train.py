@@ -20,7 +20,7 @@ from fastlin.training.record import MODEL, Folder
 from fastlin.training.regimes import Regime
 
 # Of the largest of 64 or more batches in their sum: 0.016 or less of light tails.
-_LARGEST_SHARE = 0.1
+LARGEST_SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,8 @@ class Run:
     tail : Tensor (trials,)
         Share of the largest of 64 batches in the sampled risk: 0.016 of light tails, above 0.1 the risk rests on few
         sequences and its standard error means little. Zero where the risk is exact.
+    typical : Tensor (trials,)
+        Median over these batches of 8192 sequences: what is met most of the time. The risk where that is exact.
     params : dict
         p (or None), W, v of a layer, or p, A, C, h of a stack, with leading R and every factor folded in: arguments of
         the ops, together with `options`. Rows of trials that diverged are NaN.
@@ -61,6 +63,7 @@ class Run:
     risk: Tensor
     risk_error: Tensor
     tail: Tensor
+    typical: Tensor
     params: dict[str, Tensor | None]
     best: int
     history: dict[str, Tensor]
@@ -228,17 +231,18 @@ def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
         loop.diverged.setdefault(trial, loop.step)
     for raw in model.parameters():
         raw[list(loop.diverged)] = torch.nan
-    selected, doubt, heavy = plan.evaluate(model, plan.regime.prompts, SELECT)
+    selected = plan.evaluate(model, plan.regime.prompts, SELECT)
     # Of two trials of the same mean, the one whose mean is sure; one that rests on a single batch if there is no other.
-    choice = torch.where(torch.isfinite(selected), selected + 2.0 * doubt, torch.inf)
-    light = torch.where(heavy <= _LARGEST_SHARE, choice, torch.inf)
-    risk, error, share = plan.evaluate(model, plan.regime.prompts, REPORT)
+    choice = torch.where(torch.isfinite(selected.risk), selected.risk + 2.0 * selected.error, torch.inf)
+    light = torch.where(selected.tail <= LARGEST_SHARE, choice, torch.inf)
+    found = plan.evaluate(model, plan.regime.prompts, REPORT)
     optimum = plan.optimum
-    _warn_of_tails(share)
+    _warn_of_tails(found.tail)
     return {
-        "risk": _numbers(risk),
-        "risk_error": _numbers(error),
-        "tail": _numbers(share),
+        "risk": _numbers(found.risk),
+        "risk_error": _numbers(found.error),
+        "tail": _numbers(found.tail),
+        "typical": _numbers(found.typical),
         "best": int((light if bool(torch.isfinite(light).any()) else choice).argmin()),
         "theory": None if optimum is None else float(optimum),
         "diverged": [[trial, step] for trial, step in loop.diverged.items()],
@@ -248,7 +252,7 @@ def _result(plan: Plan, model: Model, loop: Loop) -> dict[str, Any]:
 
 def _warn_of_tails(share: Tensor) -> None:
     """Say when a sampled risk rests on one batch of many."""
-    heavy = (share > _LARGEST_SHARE).nonzero()[:, 0].tolist()
+    heavy = (share > LARGEST_SHARE).nonzero()[:, 0].tolist()
     if heavy:
         message = (
             f"train: the sampled risk of trials {heavy} has heavy tails: one batch in 64 is up to "
@@ -259,7 +263,7 @@ def _warn_of_tails(share: Tensor) -> None:
 
 def _what_is_wrong(result: dict[str, Any], trials: int) -> str | None:
     """Of a result that was read from a file."""
-    for name in ("risk", "risk_error", "tail"):
+    for name in ("risk", "risk_error", "tail", "typical"):
         values = result.get(name)
         if not isinstance(values, list) or [value for value in values if not isinstance(value, float | None)]:
             return f"{name} is not a list of numbers"
@@ -285,6 +289,7 @@ def _finished(
         risk=risk,
         risk_error=_row(result["risk_error"], torch.nan),
         tail=_row(result["tail"], torch.nan),
+        typical=_row(result["typical"], torch.inf),
         params={name: None if form is None else form.contiguous() for name, form in forms.items()},
         best=result["best"],
         history=_history(records, len(risk)),

@@ -106,16 +106,25 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
 def _draw_points(axes: Axes, record: dict[str, Any]) -> None:
     """The best trial of each cell, and a bar up to the worst."""
     for group in _groups(record):
-        above = [max((row["max"] - row["risk"]) / row["normaliser"], 0.0) for row in group.rows]
+        drawn = [_drawn(row) for row in group.rows]
+        above = [max(row["max"] / row["normaliser"] - y, 0.0) for row, y in zip(group.rows, drawn, strict=True)]
         axes.errorbar(
             group.x,
-            [row["normalised"] for row in group.rows],
+            drawn,
             yerr=[[0.0] * len(above), above],
             elinewidth=1,
             capsize=2.5,
             label=group.label,
             **group.style,
         )
+        crossed = [(x, y) for x, y, row in zip(group.x, drawn, group.rows, strict=True) if row["heavy_tail"]]
+        if crossed:
+            axes.plot(*zip(*crossed, strict=True), linestyle="none", marker="x", color="black", markersize=9, zorder=5)
+
+
+def _drawn(row: dict[str, Any]) -> float:
+    """The risk of the best trial or, when it rests on few sequences, what most batches have, over E[y²]."""
+    return float(row["typical" if row["heavy_tail"] else "risk"]) / float(row["normaliser"])
 
 
 def _draw_excess(axes: Axes, record: dict[str, Any]) -> None:
@@ -136,10 +145,10 @@ def _one_depth(points: list[tuple[float, dict[str, Any]]]) -> bool:
 
 
 def _limits(record: dict[str, Any]) -> tuple[float, float]:
-    """The risk axis: theory and the best trials whose mean is sure; a spread beyond it is cut."""
+    """The risk axis: theory and the best trials; a spread beyond it is cut."""
     values = [risk for curve in record["lines"]["curves"].values() for risk in curve["normalised"] if risk is not None]
     rows = [cell["row"] for cell in record["cells"] if cell["row"] is not None and cell["row"]["risk"] is not None]
-    values += [row["normalised"] for row in rows if row["risk_error"] <= 0.2 * row["risk"]]
+    values += [_drawn(row) for row in rows]
     return 0.0, 1.08 * max(values, default=1.0)
 
 

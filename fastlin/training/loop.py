@@ -355,6 +355,29 @@ def _clip(trained: list[Tensor], largest: float) -> None:
             gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
 
 
+class Estimate(NamedTuple):
+    """A risk that a sample gives.
+
+    Predictions of a stack are polynomials of its data, of degree 3^L: the mean of their squared errors may rest on few
+    sequences, and its standard error then means little. The share of the largest batch in the sum tells, and the median
+    over batches is what is met most of the time.
+
+    Attributes
+    ----------
+    risk, error : Tensor (R,)
+        Mean over all sequences, and its standard error.
+    tail : Tensor (R,)
+        The largest batch's share of the sum: 1 / batches of light tails.
+    typical : Tensor (R,)
+        Median of the means of batches.
+    """
+
+    risk: Tensor
+    error: Tensor
+    tail: Tensor
+    typical: Tensor
+
+
 def sampled_risk(
     model: Model,
     source: Source,
@@ -366,12 +389,8 @@ def sampled_risk(
     batch: int,
     prompts: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Risk (R,) and its standard error on fresh sequences, from the means of batches, and the largest one's share.
-
-    Predictions of a stack are polynomials of its data: the mean of their squared errors may rest on few sequences, and
-    a standard error then means little. The share of the largest batch in the sum, 1 / `batches` of light tails, tells.
-    """
+) -> Estimate:
+    """Risk on fresh sequences, from the means of batches."""
     with torch.no_grad():
         losses = torch.stack(
             [
@@ -381,4 +400,9 @@ def sampled_risk(
                 for i in range(batches)
             ]
         )
-    return losses.mean(0), losses.std(0) / math.sqrt(batches), losses.max(0).values / losses.sum(0)
+    return Estimate(
+        losses.mean(0),
+        losses.std(0) / math.sqrt(batches),
+        losses.max(0).values / losses.sum(0),
+        losses.quantile(0.5, dim=0),
+    )

@@ -25,7 +25,7 @@ def cell(regime, risk, *, n=5, error=0.0, layers=1, model="full", place=None, **
         "max": risk,
         "trials": 3,
         "diverged": 0,
-        "tail": 0.0,
+        "heavy_tail": False,
         **more,
     }
     return {"key": f"{regime}-{model}-L{layers}-n{n}", "place": n if place is None else place, "row": row}
@@ -69,7 +69,7 @@ def test_caption():
     record = panel(
         cell("plain", 4.0),
         cell("joint", 4.2, diverged=2),
-        cell("joint", 3.0, n=9, tail=0.5),
+        cell("joint", 3.0, n=9, error=2.5, heavy_tail=True),
         {"key": "joint-full-L1-n12", "place": 12, "row": None},
     )
     first, *rest = report.caption(record, None)
@@ -77,7 +77,8 @@ def test_caption():
     assert rest == [
         "Excess over theory, full model: -25.00 % to +5.00 %.",
         "2 of 9 trials diverged.",
-        "Heavy tails, where the mean rests on few sequences: joint full L = 1 n = 9.",
+        "Heavy tails, where the mean risk rests on few sequences and the crossed points are medians of batches: "
+        "joint full L = 1 n = 9 (3 ± 2.5).",
         "Not there yet: 1 of 4 cells.",
         "Order: joint full L = 1 n = 5 is 5.0 % above plain full L = 1 n = 5.",
         "A remark.",

@@ -15,6 +15,7 @@ from fastlin import theory
 from fastlin.backends import cpu
 from fastlin.experiments import plan as plans
 from fastlin.training import streams
+from fastlin.training.loop import Estimate
 from fastlin.training.regimes import Phase, Regime
 
 N = 4
@@ -180,29 +181,39 @@ def test_reported_and_selected_on_other_data_than_trained_on():
     run = short(model="stack", layers=2, trials=3, seed=11)
     assert len({streams.SELECT, streams.REPORT, streams.START, streams.UNITS}) == 4
     assert min(streams.SELECT, streams.REPORT, streams.START, streams.UNITS) >= streams.FIRST_RESERVED
-    means = {}
-    for name, stream, batches in (("select", streams.SELECT, 32), ("report", streams.REPORT, 64)):
+    means, errors = {}, {}
+    for name, stream, batches in (("select", streams.SELECT, 128), ("report", streams.REPORT, 64)):
         losses = [
             fl.sampled_stack_loss(MIX, N, 8192, **run.params, seed=11, step=i, stream=stream)[0].double()
             for i in range(batches)
         ]
         means[name] = torch.stack(losses).mean(0)
+        errors[name] = torch.stack(losses).std(0) / batches**0.5
     assert_close(run.risk, means["report"], 1e-6)
-    assert run.best == int(means["select"].argmin())
+    assert run.best == int((means["select"] + 2 * errors["select"]).argmin())
 
 
 def test_the_best_trial_is_not_chosen_on_what_is_reported(monkeypatch):
     planted = {streams.SELECT: [3.0, 1.0, 2.0], streams.REPORT: [4.0, 6.0, 5.0]}
+    tails = {streams.SELECT: [0.01, 0.02, 0.01], streams.REPORT: [0.01, 0.02, 0.03]}
 
     def risk(model, source, n, *, stream, **_):
         error = torch.full((3,), 0.5, dtype=DOUBLE)
-        return torch.tensor(planted[stream], dtype=DOUBLE), error, torch.zeros(3)
+        risk = torch.tensor(planted[stream], dtype=DOUBLE)
+        return Estimate(risk, error, torch.tensor(tails[stream], dtype=DOUBLE), 0.5 * risk)
 
     monkeypatch.setattr(plans, "sampled_risk", risk)
     run = short(model="stack", layers=2, trials=3)
     assert run.best == 1
     assert run.risk.tolist() == [4.0, 6.0, 5.0]
     assert run.risk_error.tolist() == [0.5] * 3
+    assert run.tail.tolist() == [0.01, 0.02, 0.03]
+    assert run.typical.tolist() == [2.0, 3.0, 2.5]
+    # A lower risk that rests on one batch is not chosen, unless all do.
+    tails[streams.SELECT] = [0.01, 0.5, 0.01]
+    assert short(model="stack", layers=2, trials=3).best == 2
+    tails[streams.SELECT] = [0.5, 0.5, 0.5]
+    assert short(model="stack", layers=2, trials=3).best == 1
 
 
 SOURCES = {
