@@ -1,6 +1,7 @@
 """Pictures of what runs have left on disk."""
 
+from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.steps import training, training_figure
 
-__all__ = ["theory", "theory_figure", "training", "training_figure"]
+__all__ = ["claims", "claims_figure", "theory", "theory_figure", "training", "training_figure"]
