@@ -1,7 +1,17 @@
 """Pictures of what runs have left on disk."""
 
+from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
 from fastlin.plots.steps import training, training_figure
 
-__all__ = ["panel", "panel_figure", "theory", "theory_figure", "training", "training_figure"]
+__all__ = [
+    "claims",
+    "claims_figure",
+    "panel",
+    "panel_figure",
+    "theory",
+    "theory_figure",
+    "training",
+    "training_figure",
+]
