@@ -153,7 +153,12 @@ def _add_reproduce(commands: Any) -> None:
         help="train and draw a figure of the paper, on its theory",
         description="Train every cell of a panel and draw it. A call that was stopped goes on where it was.",
     )
-    command.add_argument("figure", metavar="FIGURE", help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14")
+    command.add_argument(
+        "figure",
+        metavar="FIGURE",
+        help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14; claims: the paper's, checked; noise, depth, ..., "
+        "or beyond: these experiments that the paper does not have",
+    )
     command.add_argument("--scale", default="quick", help="quick, or paper: 50 trials × 20,000 steps × batch 8192")
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
@@ -176,8 +181,11 @@ def _reproduce(options: argparse.Namespace) -> None:
     from fastlin.experiments.reproduce import Request, reproduce
 
     out = options.out or Path("runs") / options.scale
-    panels = prompts.named(options.figure)
     request = Request(options.scale, options.preset, options.seed, options.jobs)
+    if options.figure == "claims":
+        _claims(request, out)
+        return
+    panels = prompts.named(options.figure)
     records: list[dict[str, Any]] = []
 
     def draw(panel: str) -> None:
@@ -199,12 +207,27 @@ def _reproduce(options: argparse.Namespace) -> None:
         raise ValueError("cells failed, the same command tries them again:\n" + "\n".join(texts))
 
 
+def _claims(request: Any, out: Path) -> None:
+    from fastlin import plots
+    from fastlin.experiments import claims
+    from fastlin.experiments.reproduce import locked
+
+    if request.preset != "tuned" or request.jobs is not None:
+        raise ValueError("claims: got --preset or --jobs, wants neither: it trains a few cells, with the preset tuned")
+    with locked(out):
+        record = claims.compute(out, **request.claims(), report=lambda entry: print(claims.line(entry), flush=True))
+        print(*claims.write(record, out), *plots.claims(out), sep="\n")
+
+
 def _plot(options: argparse.Namespace) -> None:
     from fastlin import plots
     from fastlin.experiments.reproduce import panels_of
 
-    for record in panels_of(options.folder):
+    claims = (options.folder / "claims.json").exists()
+    for record in panels_of(options.folder, empty=claims):
         print(*plots.panel(options.folder, record["name"]), sep="\n")
+    if claims:
+        print(*plots.claims(options.folder), sep="\n")
 
 
 def _status(options: argparse.Namespace) -> None:

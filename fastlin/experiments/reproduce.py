@@ -46,8 +46,8 @@ class Effort:
 
 # By what a panel's cells are. quick: 42 cells of one layer in 80 s, 21 of three layers in 4 minutes, on two cores.
 SCALES = {
-    "quick": {"layer": Effort(4, 1500, 4096), "stack": Effort(4, 2000, 2048)},
-    "paper": {"layer": Effort(50, 20_000, 8192), "stack": Effort(50, 20_000, 8192)},
+    "quick": {"layer": Effort(4, 1500, 4096), "stack": Effort(4, 2000, 2048), "claims": Effort(2, 1500, 4096)},
+    "paper": dict.fromkeys(("layer", "stack", "claims"), Effort(50, 20_000, 8192)),
 }
 
 
@@ -86,6 +86,10 @@ class Request:
         kind = "stack" if any(cell.layers > 1 for cell in cells) else "layer"
         effort = self.effort or SCALES[self.scale][kind]
         return {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
+
+    def claims(self) -> dict[str, int]:
+        """Options of `claims.compute`."""
+        return {"seed": self.seed, **asdict(self.effort or SCALES[self.scale]["claims"])}
 
 
 class Folder:
@@ -203,8 +207,8 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def panels_of(folder: Path) -> list[dict[str, Any]]:
-    """Records of the panels in a folder, in the order of their names."""
+def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
+    """Records of the panels in a folder, in the order of their names; `empty` is whether there may be none."""
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder, wants one of `fastlin reproduce`")
     records = []
@@ -215,7 +219,7 @@ def panels_of(folder: Path) -> list[dict[str, Any]]:
             # Other records, such as claims.json, lie beside them; a panel that is damaged does not.
             if KIND in path.read_text(encoding="utf-8", errors="replace"):
                 raise
-    if not records:
+    if not records and not empty:
         raise FileError(f"{folder}: holds no panel, wants a folder of `fastlin reproduce`")
     return records
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fastlin import cli, theory
-from fastlin.experiments import farm, prompts, reproduce, status
+from fastlin import cli, plots, theory
+from fastlin.experiments import claims, farm, prompts, reproduce, status
 from fastlin.experiments.config import load
 from fastlin.experiments.panels import Panel, Series
 from fastlin.experiments.reproduce import Effort, Request
@@ -285,7 +285,7 @@ def test_time_left():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(reproduce.SCALES, "quick", {"layer": SHORT, "stack": SHORT})
+    monkeypatch.setitem(reproduce.SCALES, "quick", {"layer": SHORT})
     out = tmp_path / "out"
     assert cli.main(["reproduce", "2d", "--out", str(out)]) == 0
     shown = capsys.readouterr()
@@ -302,9 +302,37 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "all 18 cells have ended" in capsys.readouterr().out
 
 
+def test_the_claims_command(tmp_path, monkeypatch, capsys):
+    given = {}
+
+    def compute(out, *, report, **options):
+        given.update(options)
+        report({"name": "A claim", "holds": True, "verdict": "So it is."})
+        return {}
+
+    def write(record, out):
+        (out / "claims.json").write_text("{}", encoding="utf-8")
+        return [out / "claims.json"]
+
+    monkeypatch.setattr(claims, "compute", compute)
+    monkeypatch.setattr(claims, "write", write)
+    monkeypatch.setattr(plots, "claims", lambda folder: [folder / "claims.png"])
+    assert cli.main(["reproduce", "claims", "--seed", "3", "--out", str(tmp_path)]) == 0
+    assert given == {"seed": 3, "trials": 2, "steps": 1500, "batch": 4096}
+    assert capsys.readouterr().out.splitlines() == [
+        "A claim: holds. So it is.",
+        str(tmp_path / "claims.json"),
+        str(tmp_path / "claims.png"),
+    ]
+    assert cli.main(["plot", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "claims.png")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["reproduce", "claims", "--preset", "paper"], "claims: got --preset or --jobs"),
+        (["reproduce", "claims", "--jobs", "2"], "claims: got --preset or --jobs"),
         (["reproduce", "2e"], "figure: got '2e'"),
         (["reproduce", "2a", "--scale", "huge"], "scale: got 'huge', wants one of quick, paper"),
         (["reproduce", "2a", "--preset", "tunde"], "did you mean tuned"),
