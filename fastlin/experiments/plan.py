@@ -29,6 +29,7 @@ from fastlin.training.regimes import Regime, choice, named
 _OPTIMA = {
     "plain": theory.plain,
     "fine-tune": theory.fine_tuned,
+    "one-prompt": theory.one_prompt,
     "joint": theory.joint,
     "joint+heads": theory.decoupled,
 }
@@ -117,6 +118,7 @@ class Plan:
         if sizes["layers"] > 1 and kind != "stack":
             raise ValueError(f"layers: got {layers} for model {kind!r}, wants 1, or model='stack'")
         _check_steps(row, protocol, sizes["trials"])
+        _check_turns(row, protocol, mix.K)
         if kind == "reduced" and not row.task_heads:
             for i, phase in enumerate(row.phases):
                 if phase.trains == ("heads",):
@@ -130,6 +132,7 @@ class Plan:
             attention_heads=sizes["attention_heads"],
             tokens=sizes["prompt_tokens"],
             task_heads=row.task_heads,
+            task_prompts=row.task_prompts,
         )
         number = _DTYPES.get(str(dtype).removeprefix("torch."))
         if number is None:
@@ -306,6 +309,16 @@ def _check_steps(row: Regime, protocol: Protocol, trials: int) -> None:
     if terms * (trials if protocol.own_data else 1) > streams.FIRST_RESERVED:
         raise ValueError(
             f"trials: got {trials} with their own data in {terms} terms, wants at most {streams.FIRST_RESERVED} streams"
+        )
+
+
+def _check_turns(row: Regime, protocol: Protocol, tasks: int) -> None:
+    """Steps for one task after the other leave out the weights of the tasks, which decide the best prompt of all."""
+    alone = any(phase.trains == ("prompts",) for phase in row.phases)
+    if protocol.prompts_in_turn and alone and not row.task_prompts and tasks > 1:
+        raise ValueError(
+            f"prompts_in_turn: got True for regime {row.name!r}, whose {tasks} tasks share one prompt; wants False, or "
+            "task_prompts=True"
         )
 
 

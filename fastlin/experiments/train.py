@@ -110,7 +110,7 @@ def train(
     ----------
     mix : TaskMixture, SphereTasks, FixedTask or PointSet
     regime : str or Regime
-        "plain", "fine-tune", "joint", "joint+heads", "heads", or a row of one's own.
+        "plain", "fine-tune", "one-prompt", "joint", "joint+heads", "heads", or a row of one's own.
     n : int
         Context length.
     model : str
