@@ -35,6 +35,12 @@ MODELS = {
     "stack 3, task heads": ("stack", {"layers": 3, "task_heads": True}),
     "stack 2, one prompt": ("stack", {"layers": 2, "task_heads": True, "task_prompts": False}),
 }
+# Those that are not linear attention: the oracle is another, and no closed form covers them.
+SOFTMAX = {
+    "softmax": ("softmax", {}),
+    "softmax, task heads": ("softmax", {"task_heads": True}),
+    "softmax, one prompt": ("softmax", {"task_prompts": False}),
+}
 
 
 def build(
@@ -52,13 +58,15 @@ def build(
     n=N,
     scale=0.3,
 ):
-    kind, changes = MODELS[name]
+    kind, changes = {**MODELS, **SOFTMAX}[name]
     options = {key: changes[key] for key in ("residual", "trainable_entry") if key in changes}
     sizes = {key: changes[key] for key in ("layers", "task_heads", "task_prompts") if key in changes}
-    features = source.m - 1 - int(source.bias)
+    features = source.m - 1 - int(getattr(source, "bias", False))
     shape = Shape(R, source.K, source.m, features, attention_heads=H, tokens=t, **sizes)
     found = (
-        models.measured(source, n, seed=0, stream=65_535) if units == "measured" else models.literal(source.m, scale)
+        models.measured(source, n, seed=0, stream=65_535, linear=kind != "softmax")
+        if units == "measured"
+        else models.literal(source.m, scale)
     )
     model = models.KINDS[kind](shape, found, see_query=see_query, dtype=dtype, **options)
     model.start(start, seed=seed, stream=65_534)

@@ -36,7 +36,8 @@ class Run:
         Its standard error; zero where it is exact.
     params : dict
         p (or None), W, v of a layer, or p, A, C, h of a stack, with leading R and every factor folded in: arguments of
-        the ops, together with `options`. Rows of trials that diverged are NaN.
+        the ops, or of `fastlin.ops.softmax.softmax_loss`, together with `options`. Rows of trials that diverged are
+        NaN.
     best : int
         The trial with the lowest risk, and twice its standard error, on data that `risk` does not report.
     history : dict
@@ -114,7 +115,8 @@ def train(
     n : int
         Context length.
     model : str
-        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack".
+        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack", "softmax" (`full` with softmax attention, for
+        comparison: torch operations, without closed forms).
     layers, attention_heads, prompt_tokens : int
         L (of a stack), H, and prompt tokens a task.
     preset : str

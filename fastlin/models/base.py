@@ -101,6 +101,8 @@ class Model(nn.Module, ABC):
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    linear: ClassVar[bool] = True
+    """Whether it is linear attention, which has closed forms, Gram matrices that are drawn, and compiled backends."""
 
     p: Tensor
     prompt_unit: Tensor

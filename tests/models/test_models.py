@@ -338,7 +338,7 @@ def test_wrong_loads(name, sizes, change, message):
         model.assign(**{"p": p, "W": W, "v": v, **change})
 
 
-@pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack"])
+@pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack", "softmax"])
 @pytest.mark.parametrize("preset", ["tuned", "paper", "authors"])
 def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
     def never(*_, **__):

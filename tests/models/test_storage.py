@@ -7,12 +7,12 @@ import pytest
 import safetensors
 import torch
 from helpers import DOUBLE
-from model_cases import MIX, MODELS, PLACE, N, build
+from model_cases import MIX, MODELS, PLACE, SOFTMAX, N, build
 
 from fastlin import _tensors, models
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_save_and_load(name, dtype, tmp_path, monkeypatch):
     def never(*_, **__):

@@ -21,6 +21,7 @@ OF_GROUP = {
     "full": {"attention": {"W"}, "heads": {"v"}, "prompts": {"p"}},
     "separate": {"attention": {"Wq", "Wk", "Wv"}, "heads": {"h"}, "prompts": {"p"}},
     "stack": {"attention": {"A", "C"}, "heads": {"h"}, "prompts": {"p"}},
+    "softmax": {"attention": {"W"}, "heads": {"v"}, "prompts": {"p"}},
 }
 # What trains, phase after phase; heads of their own.
 TABLE = {
@@ -54,7 +55,10 @@ def test_the_table():
 @pytest.mark.parametrize("regime", TABLE)
 @pytest.mark.parametrize(
     ("model", "layers", "heads"),
-    [("reduced", 1, 1), ("full", 1, 1), ("full", 1, 2), ("separate", 1, 2), ("stack", 1, 1), ("stack", 3, 2)],
+    [
+        *(("reduced", 1, 1), ("full", 1, 1), ("full", 1, 2), ("separate", 1, 2), ("stack", 1, 1), ("stack", 3, 2)),
+        *(("softmax", 1, 1), ("softmax", 1, 2)),
+    ],
 )
 def test_parameters_change_where_the_row_says(regime, model, layers, heads, preset):
     # The average replaces iterates at the end of a phase.

@@ -268,7 +268,7 @@ def test_backends_agree(model, preset, monkeypatch):
         assert_close(runs[backend].risk, runs["eager"].risk, 1e-9)
 
 
-@pytest.mark.parametrize("model", ["reduced", "full", "separate", "stack"])
+@pytest.mark.parametrize("model", ["reduced", "full", "separate", "stack", "softmax"])
 def test_the_same_seed_gives_the_same_bits(model):
     one, two, other = (short(model=model, seed=seed, regime="joint+heads") for seed in (4, 4, 5))
     assert_same(one, two)
