@@ -120,10 +120,13 @@ def _add_train(commands: Any) -> None:
     )
     command.add_argument("config", metavar="CONFIG", help="a TOML file, or a setting that ships: 2a to 2d, ...")
     command.add_argument(
-        "--regime", required=True, metavar="R,R,...", help="plain, fine-tune, joint, joint+heads, heads, or all"
+        "--regime",
+        required=True,
+        metavar="R,R,...",
+        help="plain, fine-tune, one-prompt, joint, joint+heads, heads, or all",
     )
     command.add_argument("--n", type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
-    command.add_argument("--model", default="full", help="reduced, full, separate or stack (default: full)")
+    command.add_argument("--model", default="full", help="reduced, full, separate, stack or softmax (default: full)")
     command.add_argument("--layers", type=int, default=1, metavar="L", help="of a stack")
     command.add_argument("--attention-heads", type=int, default=1, metavar="H")
     command.add_argument("--prompt-tokens", type=int, default=1, metavar="T", help="prompt tokens of each task")

@@ -17,18 +17,29 @@ MEANS = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], dtype=DOUBLE)
 MIX = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES)
 BIASED = fl.TaskMixture(MEANS, COV, [0.4, 0.6], noise_std=0.3, feature_cov=FEATURES, bias=True)
 START = Start("normal", attention=0.5, heads=0.5, prompts=0.5, readout=1.0)
-# A model by name: its kind, and what differs from one layer, one attention head and shared task heads.
+# A model by name: its kind, and what differs from one layer, one attention head, a head for all and prompts for each.
 MODELS = {
     "reduced": ("reduced", {}),
     "reduced, entry fixed": ("reduced", {"trainable_entry": False}),
     "reduced, task heads": ("reduced", {"task_heads": True}),
+    "reduced, one prompt": ("reduced", {"task_prompts": False}),
     "full": ("full", {}),
     "full, task heads": ("full", {"task_heads": True}),
+    "full, one prompt": ("full", {"task_prompts": False}),
     "separate": ("separate", {}),
     "separate, task heads": ("separate", {"task_heads": True}),
+    "separate, one prompt": ("separate", {"task_prompts": False}),
     "stack 1": ("stack", {"layers": 1}),
     "stack 2": ("stack", {"layers": 2, "residual": 2.0}),
+    "stack 1, one prompt": ("stack", {"task_prompts": False}),
     "stack 3, task heads": ("stack", {"layers": 3, "task_heads": True}),
+    "stack 2, one prompt": ("stack", {"layers": 2, "task_heads": True, "task_prompts": False}),
+}
+# Those that are not linear attention: the oracle is another, and no closed form covers them.
+SOFTMAX = {
+    "softmax": ("softmax", {}),
+    "softmax, task heads": ("softmax", {"task_heads": True}),
+    "softmax, one prompt": ("softmax", {"task_prompts": False}),
 }
 
 
@@ -47,13 +58,15 @@ def build(
     n=N,
     scale=0.3,
 ):
-    kind, changes = MODELS[name]
+    kind, changes = {**MODELS, **SOFTMAX}[name]
     options = {key: changes[key] for key in ("residual", "trainable_entry") if key in changes}
-    sizes = {key: changes[key] for key in ("layers", "task_heads") if key in changes}
-    features = source.m - 1 - int(source.bias)
+    sizes = {key: changes[key] for key in ("layers", "task_heads", "task_prompts") if key in changes}
+    features = source.m - 1 - int(getattr(source, "bias", False))
     shape = Shape(R, source.K, source.m, features, attention_heads=H, tokens=t, **sizes)
     found = (
-        models.measured(source, n, seed=0, stream=65_535) if units == "measured" else models.literal(source.m, scale)
+        models.measured(source, n, seed=0, stream=65_535, linear=kind != "softmax")
+        if units == "measured"
+        else models.literal(source.m, scale)
     )
     model = models.KINDS[kind](shape, found, see_query=see_query, dtype=dtype, **options)
     model.start(start, seed=seed, stream=65_534)

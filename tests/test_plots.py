@@ -157,7 +157,15 @@ def panel_record(rows, places=(1, 10), axis="n"):
 
 
 def panel_row(regime, model, risk, **more):
-    row = {"regime": regime, "model": model, "layers": 1, "curve": "joint", "risk": risk, "risk_error": 0.0}
+    row = {
+        "regime": regime,
+        "model": model,
+        "layers": 1,
+        "attention_heads": 1,
+        "curve": "joint",
+        "risk": risk,
+        "risk_error": 0.0,
+    }
     row |= {"normaliser": 10.0, "normalised": None if risk is None else risk / 10, "max": risk, "excess_percent": 1.0}
     return {**row, "heavy_tail": False, "typical": risk, **more}
 

@@ -12,7 +12,7 @@ from fastlin.training.loop import Job, Loop
 N = 4
 EYE = torch.eye(3, dtype=DOUBLE)
 MIX = fl.TaskMixture([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], torch.stack([EYE, 2 * EYE]), [0.3, 0.7], noise_std=0.3)
-KINDS = ("reduced", "full", "separate", "stack")
+KINDS = ("reduced", "full", "separate", "stack", "softmax")
 # A value for each field of a protocol that is not the preset's.
 ALTERNATIVES = {
     "steps": 5,

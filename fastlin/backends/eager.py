@@ -71,14 +71,19 @@ def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tupl
     """
     forward = _forward(problem)
     error = forward.yhat - y
-    squares = error.square()
-    shares = _task_shares(problem.task, y, problem.tasks)
-    per_task = _sum_over_tasks(squares.mT * shares[:, None], problem.task, problem.tasks).mT
-    value = squares.sum(-1) / max(y.shape[0], 1) if weight is None else per_task @ weight
+    value, per_task = losses(error.square(), y, problem.task, problem.tasks, weight)
     if not wants:
         return value, per_task, {}
     gy = 2 * error * error_coefficients(problem.task, y, weight, y.new_ones(()), None)
     return value, per_task, _reverse(problem, forward, gy, wants)
+
+
+def losses(squares: Tensor, y: Tensor, task: Tensor | None, tasks: int, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Loss (R,) and per-task losses (R, K) of squared errors (R, B); y, task, weight as in `loss`."""
+    shares = _task_shares(task, y, tasks)
+    per_task = _sum_over_tasks(squares.mT * shares[:, None], task, tasks).mT
+    value = squares.sum(-1) / max(y.shape[0], 1) if weight is None else per_task @ weight
+    return value, per_task
 
 
 def gram(z: Tensor) -> Tensor:
@@ -127,9 +132,9 @@ def _forward(problem: Problem) -> _Forward:
     B, m = query.shape
     R, H = problem.W.shape[:2]
     q = query[:, None].expand(B, R, m)
-    v = _by_task(problem.v.permute(2, 0, 1, 3), problem.task, B)
-    h = None if problem.h is None else _by_task(problem.h.transpose(0, 1), problem.task, B)
-    P = None if problem.p is None else _by_task(problem.p.transpose(0, 1), problem.task, B)
+    v = by_task(problem.v.permute(2, 0, 1, 3), problem.task, B)
+    h = None if problem.h is None else by_task(problem.h.transpose(0, 1), problem.task, B)
+    P = None if problem.p is None else by_task(problem.p.transpose(0, 1), problem.task, B)
     layers: list[tuple[Tensor, Tensor, Tensor]] = []
     if problem.A is None or problem.C is None:
         apply = _shared_context(problem, P, R * H)
@@ -265,7 +270,7 @@ def _symmetric(x: Tensor) -> Tensor:
     return (x + x.mT) / 2
 
 
-def _by_task(values: Tensor, task: Tensor | None, batch: int) -> Tensor:
+def by_task(values: Tensor, task: Tensor | None, batch: int) -> Tensor:
     """Rows of values (K, ...) for each sequence, (B, ...)."""
     return values.expand(batch, *values.shape[1:]) if task is None else values.index_select(0, task)
 

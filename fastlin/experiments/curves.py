@@ -38,6 +38,8 @@ CURVES = {
     "scaled_heads": Curve("scaled heads", theory.scaled_heads),
     "heads_lower_bound": Curve("lower bound", theory.heads_lower_bound),
 }
+# Those that pictures of trained models may have besides.
+DRAWN = {**CURVES, "one_prompt": Curve("one prompt", theory.one_prompt)}
 # A line through this many points is smooth on paper.
 _LINE_POINTS = 150
 

@@ -145,7 +145,8 @@ def _end_with_parent() -> None:
 
 def _fill(order: Order) -> Outcome:
     cell = order.cell
-    options = {"model": cell.model, "layers": cell.layers, **order.options}
+    sizes = {"layers": cell.layers, "attention_heads": cell.attention_heads}
+    options = {"model": cell.model, **sizes, **order.options}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -31,13 +31,15 @@ class Series:
     regime, model : str
     layers : int
         Of a stack; on an axis of layers the axis decides.
+    attention_heads : int
     curve : str or None
-        The closed form that it is set beside, a name of `curves.CURVES`.
+        The closed form that it is set beside, a name of `curves.DRAWN`.
     """
 
     regime: str
     model: str = "full"
     layers: int = 1
+    attention_heads: int = 1
     curve: str | None = None
 
 
@@ -92,10 +94,12 @@ class Panel:
     def _cell(self, setting: Config, series: Series, place: float) -> Cell:
         setting, n, layers = self._at(setting, series.layers, place)
         deep = f"-L{layers}" if layers > 1 else ""
+        deep += f"-H{series.attention_heads}" if series.attention_heads > 1 else ""
         noise = f"-noise{place:g}" if self.axis == "noise" else ""
         model = "stack" if layers > 1 else series.model
         key = f"{series.regime}-{model}{deep}-n{n}{noise}"
-        return Cell(self.name, key, place, setting, series.regime, model, layers, n, series.curve)
+        heads = series.attention_heads
+        return Cell(self.name, key, place, setting, series.regime, model, layers, heads, n, series.curve)
 
     def _at(self, setting: Config, layers: int, place: float) -> tuple[Config, int, int]:
         """Setting, context length and layers at a place of the axis."""
@@ -119,12 +123,12 @@ class Panel:
         with one_thread():
             for name in names:
                 risks = [_normalised(name, *self._at(setting, 1, place)[:2]) for place in x]
-                found[name] = {"label": curves.CURVES[name].label, "normalised": risks}
+                found[name] = {"label": curves.DRAWN[name].label, "normalised": risks}
         return {"x": x, "curves": found}
 
 
 def _normalised(name: str, setting: Config, n: int) -> float | None:
-    loss, _ = curves.loss(curves.CURVES[name], setting.mixture, n)
+    loss, _ = curves.loss(curves.DRAWN[name], setting.mixture, n)
     return None if loss is None else loss / theory.normaliser(setting.mixture)
 
 
@@ -140,7 +144,7 @@ class Cell:
         On the panel's axis.
     setting : Config
     regime, model : str
-    layers, n : int
+    layers, attention_heads, n : int
     curve : str or None
     """
 
@@ -151,6 +155,7 @@ class Cell:
     regime: str
     model: str
     layers: int
+    attention_heads: int
     n: int
     curve: str | None
 
@@ -161,13 +166,14 @@ class Cell:
         optimum = None
         if self.curve is not None:
             with one_thread():
-                optimum, _ = curves.loss(curves.CURVES[self.curve], mixture, self.n)
+                optimum, _ = curves.loss(curves.DRAWN[self.curve], mixture, self.n)
         best = summary["best"]
         excess = None if best is None or not optimum or self.layers > 1 else 100.0 * (best / optimum - 1.0)
         return {
             "regime": self.regime,
             "model": self.model,
             "layers": self.layers,
+            "attention_heads": self.attention_heads,
             "n": self.n,
             "noise_variance": mixture.noise_std**2,
             "risk": best,

@@ -29,6 +29,7 @@ from fastlin.training.regimes import Regime, choice, named
 _OPTIMA = {
     "plain": theory.plain,
     "fine-tune": theory.fine_tuned,
+    "one-prompt": theory.one_prompt,
     "joint": theory.joint,
     "joint+heads": theory.decoupled,
 }
@@ -51,7 +52,7 @@ _EVALUATION_BATCH = 8192
 ON_THE_WAY = Sample(streams.SELECT, 4, part=4)
 # The choice of a trial sees more than the report: a tail that one batch in a hundred shows must not be chosen.
 SELECT, REPORT = Sample(streams.SELECT, 128), Sample(streams.REPORT, 64)
-# Numbers that a batch of tokens may have, of a source that draws nothing but tokens.
+# Numbers that a batch of tokens may have, where these are drawn.
 _TOKENS = 1 << 23
 
 
@@ -118,6 +119,7 @@ class Plan:
         if sizes["layers"] > 1 and kind != "stack":
             raise ValueError(f"layers: got {layers} for model {kind!r}, wants 1, or model='stack'")
         _check_steps(row, protocol, sizes["trials"])
+        _check_turns(row, protocol, mix.K)
         if kind == "reduced" and not row.task_heads:
             for i, phase in enumerate(row.phases):
                 if phase.trains == ("heads",):
@@ -131,6 +133,7 @@ class Plan:
             attention_heads=sizes["attention_heads"],
             tokens=sizes["prompt_tokens"],
             task_heads=row.task_heads,
+            task_prompts=row.task_prompts,
         )
         number = _DTYPES.get(str(dtype).removeprefix("torch."))
         if number is None:
@@ -140,8 +143,7 @@ class Plan:
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
         choice("backend", backend, ("auto", "reference", *backends.names(), *backends.ABSENT))
-        if backend != "reference":
-            backends.resolve(backend, "sampled_loss", device, number, mix.m)
+        _serving(kind, backend, device, number, mix.m)
         config = {
             "regime": row.describe(),
             "n": n,
@@ -166,7 +168,8 @@ class Plan:
         """The model at its start."""
         protocol, d = self.protocol, self.shape.features
         if protocol.units == "data":
-            units = models.measured(self.sources["mix"], self.n, seed=self.seed, stream=streams.UNITS)
+            linear = models.KINDS[self.kind].linear
+            units = models.measured(self.sources["mix"], self.n, seed=self.seed, stream=streams.UNITS, linear=linear)
         else:
             units = models.literal(self.shape.width, protocol.number("scale", d))
         model = models.KINDS[self.kind](
@@ -191,8 +194,8 @@ class Plan:
         if type(mix) is FixedTask:
             zero = torch.zeros(1, mix.d, mix.d, dtype=torch.float64)
             mix = TaskMixture(mix.theta[None], zero, [1.0], mix.noise_std, mix.feature_cov, bias=mix.bias)
-        covered = type(mix) is TaskMixture and not mix.bias and self.shape.layers == 1 and not self.protocol.see_query
-        return mix if covered else None
+        covered = models.KINDS[self.kind].linear and self.shape.layers == 1 and not self.protocol.see_query
+        return mix if covered and type(mix) is TaskMixture and not mix.bias else None
 
     def risk(self, model: Model, prompts: bool) -> tuple[Tensor, Tensor]:
         """Population risk (R,) and its standard error, on the way."""
@@ -206,7 +209,7 @@ class Plan:
                 exact = theory.full_population_loss(self._gaussian, self.n, **_as_layer(model, prompts))
             return Estimate(exact, torch.zeros_like(exact), torch.zeros_like(exact), exact)
         source, batch = self.sources["mix"], _EVALUATION_BATCH // sample.part
-        if not hasattr(source, "sample_gram"):
+        if not (model.linear and hasattr(source, "sample_gram")):
             batch = max(min(batch, _TOKENS // max(self.n * source.m, 1)), 16)
         return sampled_risk(
             model,
@@ -252,11 +255,18 @@ class Plan:
 
     def about(self) -> dict[str, Any]:
         """Versions, backend and machine."""
-        serves = self.backend
-        if serves != "reference":
-            serves = backends.resolve(self.backend, "sampled_loss", self.device, self.dtype, self.shape.width)
+        serves = _serving(self.kind, self.backend, self.device, self.dtype, self.shape.width)
         machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
         return {"backend": serves, "device": str(self.device), "machine": machine, "info": info()}
+
+
+def _serving(kind: str, backend: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
+    """Name of the backend that serves a model."""
+    if models.KINDS[kind].linear:
+        return backend if backend == "reference" else backends.resolve(backend, "sampled_loss", device, dtype, m)
+    if backend not in ("auto", "eager"):
+        raise backends.BackendError(f"backend: got {backend!r}, which does not have {kind}; wants 'auto' or 'eager'")
+    return "eager"
 
 
 def _as_layer(model: Model, prompts: bool) -> dict[str, Any]:
@@ -304,6 +314,16 @@ def _check_steps(row: Regime, protocol: Protocol, trials: int) -> None:
     if terms * (trials if protocol.own_data else 1) > streams.FIRST_RESERVED:
         raise ValueError(
             f"trials: got {trials} with their own data in {terms} terms, wants at most {streams.FIRST_RESERVED} streams"
+        )
+
+
+def _check_turns(row: Regime, protocol: Protocol, tasks: int) -> None:
+    """Steps for one task after the other leave out the weights of the tasks, which decide the best prompt of all."""
+    alone = any(phase.trains == ("prompts",) for phase in row.phases)
+    if protocol.prompts_in_turn and alone and not row.task_prompts and tasks > 1:
+        raise ValueError(
+            f"prompts_in_turn: got True for regime {row.name!r}, whose {tasks} tasks share one prompt; wants False, or "
+            "task_prompts=True"
         )
 
 

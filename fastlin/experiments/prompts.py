@@ -123,6 +123,38 @@ BEYOND = {
             places=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
             n=10,
         ),
+        Panel(
+            "softmax",
+            "Beyond the paper: softmax attention beside linear attention",
+            "2c",
+            (
+                Series("plain", curve="plain"),
+                Series("joint", curve="joint"),
+                *(
+                    Series(regime, "softmax", attention_heads=heads)
+                    for heads in (1, 2)
+                    for regime in ("plain", "joint")
+                ),
+            ),
+            (
+                "Setting 2(c). Softmax attention is trained in eager torch, without a closed form: risks are sampled.",
+                "One softmax head averages labels with positive weights; two heads can subtract.",
+            ),
+        ),
+        Panel(
+            "one-prompt",
+            "Beyond the paper: the task index hidden, one prompt for all tasks",
+            "2a",
+            tuple(
+                Series(regime, model, curve=curve)
+                for model in ("reduced", "full")
+                for regime, curve in (("plain", "plain"), ("one-prompt", "one_prompt"), ("joint", "joint"))
+            ),
+            (
+                "Setting 2(a), whose means do not add up to zero: where they do, one prompt brings nothing.",
+                f"{_ASSUMPTION}.",
+            ),
+        ),
     )
 }
 

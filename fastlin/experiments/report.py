@@ -9,7 +9,7 @@ from typing import Any
 
 # Two risks are in the wrong order when they differ by more than both of these.
 _STANDARD_ERRORS, _RELATIVE = 2.0, 0.005
-_COLUMNS = (("regime", 12), ("model", 9), ("L", 3), ("n", 4), ("σ²", 5), ("risk", 10), ("± s.e.", 9))
+_COLUMNS = (("regime", 12), ("model", 9), ("L", 3), ("H", 3), ("n", 4), ("σ²", 5), ("risk", 10), ("± s.e.", 9))
 _NUMBERS = (("theory", 10), ("excess", 10), ("risk/E[y²]", 11), ("median", 10), ("max", 10), ("trials", 8))
 
 
@@ -33,7 +33,14 @@ def as_table(record: Mapping[str, Any]) -> str:
     """The table for people."""
     lines = ["".join(f"{name:>{width}}" for name, width in (*_COLUMNS, *_NUMBERS))]
     for row in done(record):
-        texts = [row["regime"], row["model"], str(row["layers"]), str(row["n"]), f"{row['noise_variance']:.3g}"]
+        texts = [
+            row["regime"],
+            row["model"],
+            str(row["layers"]),
+            str(row["attention_heads"]),
+            str(row["n"]),
+            f"{row['noise_variance']:.3g}",
+        ]
         texts += [_text(row["risk"]), f"{row['risk_error']:.2g}" if row["risk_error"] else "exact"]
         texts += [_text(row["theory"]), "-" if row["excess_percent"] is None else f"{row['excess_percent']:+.3f} %"]
         texts += [_text(row[name]) for name in ("normalised", "median", "max")]
@@ -93,7 +100,7 @@ def violations(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -
     place = {cell["key"]: cell["place"] for cell in record["cells"]}
     at = {cell["key"]: cell["row"] for cell in record["cells"] if cell["row"] is not None}
     for key, row in at.items():
-        same = [other for k, other in at.items() if place[k] == place[key] and other["model"] == row["model"]]
+        same = [other for k, other in at.items() if place[k] == place[key] and _kind(other) == _kind(row)]
         # Series come from the highest risk to the lowest.
         found += [_pair(row, other) for other in same[: same.index(row)] if _above(row, other)]
         if record["axis"] == "layers":
@@ -107,6 +114,10 @@ def violations(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -
             if (other["regime"], other["n"]) == (row["regime"], row["n"]) and _above(row, other):
                 found.append(_pair(row, other))
     return found
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, int]:
+    return row["model"], row["attention_heads"]
 
 
 def _above(row: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -124,4 +135,10 @@ def _pair(row: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _where(row: dict[str, Any]) -> str:
-    return f"{row['regime']} {row['model']} L = {row['layers']} n = {row['n']}"
+    return f"{row['regime']} {row['model']}{sizes(row)} n = {row['n']}"
+
+
+def sizes(row: Mapping[str, Any]) -> str:
+    """Layers and attention heads where there are several."""
+    letters = (("L", "layers"), ("H", "attention_heads"))
+    return "".join(f" {letter} = {row[name]}" for letter, name in letters if row[name] > 1)

@@ -46,8 +46,13 @@ class Effort:
 
 # By what a panel's cells are. quick: 42 cells of one layer in 80 s, 21 of three layers in 4 minutes, on two cores.
 SCALES = {
-    "quick": {"layer": Effort(4, 1500, 4096), "stack": Effort(4, 2000, 2048), "claims": Effort(2, 1500, 4096)},
-    "paper": dict.fromkeys(("layer", "stack", "claims"), Effort(50, 20_000, 8192)),
+    "quick": {
+        "layer": Effort(4, 1500, 4096),
+        "stack": Effort(4, 2000, 2048),
+        "softmax": Effort(2, 1500, 1024),
+        "claims": Effort(2, 1500, 4096),
+    },
+    "paper": dict.fromkeys(("layer", "stack", "softmax", "claims"), Effort(50, 20_000, 8192)),
 }
 
 
@@ -83,7 +88,8 @@ class Request:
 
     def of(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """What decides the numbers of a panel with these cells."""
-        kind = "stack" if any(cell.layers > 1 for cell in cells) else "layer"
+        models = {cell.model for cell in cells}
+        kind = next((kind for kind in ("softmax", "stack") if kind in models), "layer")
         effort = self.effort or SCALES[self.scale][kind]
         return {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
 

@@ -41,7 +41,8 @@ class Run:
         Median over these batches of 8192 sequences: what is met most of the time. The risk where that is exact.
     params : dict
         p (or None), W, v of a layer, or p, A, C, h of a stack, with leading R and every factor folded in: arguments of
-        the ops, together with `options`. Rows of trials that diverged are NaN.
+        the ops, or of `fastlin.ops.softmax.softmax_loss`, together with `options`. Rows of trials that diverged are
+        NaN.
     best : int
         The trial with the lowest risk, and twice its standard error, on data that `risk` does not report.
     history : dict
@@ -117,11 +118,12 @@ def train(
     ----------
     mix : TaskMixture, SphereTasks, FixedTask or PointSet
     regime : str or Regime
-        "plain", "fine-tune", "joint", "joint+heads", "heads", or a row of one's own.
+        "plain", "fine-tune", "one-prompt", "joint", "joint+heads", "heads", or a row of one's own.
     n : int
         Context length.
     model : str
-        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack".
+        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack", "softmax" (`full` with softmax attention, for
+        comparison: torch operations, without closed forms).
     layers, attention_heads, prompt_tokens : int
         L (of a stack), H, and prompt tokens a task.
     preset : str

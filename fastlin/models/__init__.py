@@ -2,6 +2,7 @@
 
 from fastlin.models.base import Model, Shape, Start
 from fastlin.models.layer import Full, Reduced, Separate
+from fastlin.models.softmax import Softmax
 from fastlin.models.stack import Stack
 from fastlin.models.storage import KINDS, load, save
 from fastlin.models.units import Units, literal, measured
@@ -13,6 +14,7 @@ __all__ = [
     "Reduced",
     "Separate",
     "Shape",
+    "Softmax",
     "Stack",
     "Start",
     "Units",

@@ -29,8 +29,8 @@ class Shape:
         d: the coordinates before the label, without the constant one.
     layers, attention_heads, tokens : int
         L, H, and t prompt tokens a task.
-    task_heads : bool
-        Whether each task has its own head, or all share one.
+    task_heads, task_prompts : bool
+        Whether each task has its own head, and its own prompt, or all share one.
     """
 
     trials: int
@@ -41,6 +41,7 @@ class Shape:
     attention_heads: int = 1
     tokens: int = 1
     task_heads: bool = False
+    task_prompts: bool = True
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -100,6 +101,8 @@ class Model(nn.Module, ABC):
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    linear: ClassVar[bool] = True
+    """Whether it is linear attention, which has closed forms, Gram matrices that are drawn, and compiled backends."""
 
     p: Tensor
     prompt_unit: Tensor
@@ -135,7 +138,7 @@ class Model(nn.Module, ABC):
 
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""
-        return {"p": self._tokens() if prompts else None, **self._forms()}
+        return {"p": self._prompts() if prompts else None, **self._forms()}
 
     def assign(self, **forms: Tensor | None) -> None:
         """Take parameters of the op, of all trials or of one that all get: the inverse of `forms`."""
@@ -149,12 +152,14 @@ class Model(nn.Module, ABC):
             allowed = [tuple(wanted[letter]), tuple(wanted[letter][1:])]
             if letter in ("v", "h") and not self.shape.task_heads:
                 allowed.append(allowed[1][:-2] + allowed[1][-1:])
+            if letter == "p" and not self.shape.task_prompts:
+                allowed += [(*size[:-3], 1, *size[-2:]) for size in allowed]
             if tuple(form.shape) not in allowed:
-                wants = " or ".join(map(str, allowed))
+                wants = " or ".join(map(str, dict.fromkeys(allowed)))
                 raise ValueError(f"{letter}: got shape {tuple(form.shape)}, wants {wants}")
         raw = self._raw(given)
         if "p" in given:
-            raw["p"] = self._raw_tokens(given["p"])
+            raw["p"] = self._raw_prompts(given["p"])
         with torch.no_grad():
             for name, values in raw.items():
                 getattr(self, name).copy_(values)
@@ -190,8 +195,23 @@ class Model(nn.Module, ABC):
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `_forms`."""
 
+    def _prompts(self) -> Tensor:
+        """(R, K, t, m) from prompts (R, 1, t, m) that are shared or (R, K, t, m) that are not."""
+        tokens = self._tokens()
+        return tokens if self.shape.task_prompts else tokens.expand(-1, self.shape.tasks, -1, -1)
+
+    def _raw_prompts(self, p: Tensor) -> Tensor:
+        """The inverse of `_prompts`."""
+        raw = self._raw_tokens(p)
+        if self.shape.task_prompts:
+            return raw
+        one = raw[..., :1, :, :]
+        if not torch.equal(raw, one.expand_as(raw)):
+            raise ValueError("p: got prompts that differ between tasks, wants one for all: task_prompts is False")
+        return one
+
     def _tokens(self) -> Tensor:
-        """Prompt tokens of the op."""
+        """Prompt tokens of the op from raw ones, of as many tasks."""
         return self.p * self.prompt_unit
 
     def _raw_tokens(self, p: Tensor) -> Tensor:
@@ -265,4 +285,5 @@ class Model(nn.Module, ABC):
         return (self.shape.tasks, self.shape.width) if self.shape.task_heads else (self.shape.width,)
 
     def _prompt_size(self) -> tuple[int, ...]:
-        return (self.shape.trials, self.shape.tasks, self.shape.tokens, self.shape.width)
+        tasks = self.shape.tasks if self.shape.task_prompts else 1
+        return (self.shape.trials, tasks, self.shape.tokens, self.shape.width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ class _Layer(Model):
     """Models that are p, W, v to the ops."""
 
     letters = ("W", "v")
-    op = staticmethod(sampled_loss)
+    op: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(sampled_loss)
 
 
 class Full(_Layer):

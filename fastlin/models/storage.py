@@ -10,10 +10,11 @@ import torch
 from fastlin import _tensors
 from fastlin.models.base import Model, Shape
 from fastlin.models.layer import Full, Reduced, Separate
+from fastlin.models.softmax import Softmax
 from fastlin.models.stack import Stack
 from fastlin.models.units import UNITS, Units
 
-KINDS: dict[str, type[Model]] = {kind.name: kind for kind in (Reduced, Full, Separate, Stack)}
+KINDS: dict[str, type[Model]] = {kind.name: kind for kind in (Reduced, Full, Separate, Stack, Softmax)}
 
 
 def save(model: Model, path: str | Path, **also: Any) -> None:

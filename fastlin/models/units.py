@@ -5,8 +5,9 @@ D = diag(1 / rms of each token coordinate), s the rms of the labels and c = n + 
 
     p = c^1/2 D^-1 p^        W, A = D W^ D / c        C = D C^ D^-1        v, h = s D v^
 
-so that every sequence looks as if its tokens were D z, its labels y / s, and its Gram matrix over c. Literal units are
-D = I, s = 1 and a factor `scale` in the place of 1 / c, with prompts as they are.
+so that every sequence looks as if its tokens were D z, its labels y / s, and its Gram matrix over c. Softmax attention
+averages tokens instead of adding them, and has c = 1. Literal units are D = I, s = 1 and a factor `scale` in the place
+of 1 / c, with prompts as they are.
 """
 
 from __future__ import annotations
@@ -50,12 +51,15 @@ def literal(m: int, scale: float = 1.0) -> Units:
     return Units(one, scale * square, square, one, 1.0)
 
 
-def measured(source: Source, n: int, *, seed: int, stream: int) -> Units:
-    """The units of a task source at context length n, from a sample of its queries and labels."""
+def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = True) -> Units:
+    """The units of a task source at context length n, from a sample of its queries and labels.
+
+    With `linear` they are those of linear attention, else of softmax attention.
+    """
     _, q, y, _ = source.sample(_SAMPLE, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
     label = float(_rms(y[:, None])[0])
     size = torch.cat([_rms(q[:, :-1]), torch.tensor([label], dtype=torch.float64)])
-    c = n + source.m
+    c = n + source.m if linear else 1
     return Units(
         prompt=c**0.5 * size,
         attention=1.0 / (c * size[:, None] * size),

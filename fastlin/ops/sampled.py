@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from fastlin import reference, validation
+from fastlin.backends.problem import Options
 from fastlin.ops import _register
 from fastlin.ops._call import trials_of
 from fastlin.ops.functional import Weight, in_order
@@ -141,18 +142,7 @@ def _loss(
     check_finite: bool,
     model: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    if isinstance(mix, type) or not hasattr(mix, "sample"):
-        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
-    options, weight = validation.arguments(
-        op,
-        {},
-        parameters,
-        weight=weight,
-        backend=backend,
-        check_finite=check_finite,
-        known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
-        **model,
-    )
+    options, weight = examined(op, mix, parameters, weight, backend, check_finite, model)
     like = next(t for name, t in parameters.items() if name in "WA")
     if backend == "reference":
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
@@ -160,7 +150,13 @@ def _loss(
     tensors = in_order({"z": None, "q": None, "task": None}, parameters)
     streams = validation.streams(op, place["stream"], trials_of(tensors))
     if streams is not None:
-        return _own_data(op, mix, n, batch, parameters, place, streams, weight, backend, check_finite, model)
+        return of_each_trial(
+            parameters,
+            streams,
+            lambda own, one: _loss(
+                op, mix, n, batch, own, {**place, "stream": one}, weight, backend, check_finite, model
+            ),
+        )
     if hasattr(mix, "draw"):
         drawn = _register.sampled_loss(tensors, lambda: mix.draw(batch, n, **place), weight, options)
         if drawn is not None:
@@ -172,36 +168,38 @@ def _loss(
     return _register.loss(in_order({name: x, "q": q, "task": task}, parameters), y, weight, options)
 
 
-def _own_data(
+def examined(
     op: str,
     mix: Source,
-    n: int,
-    batch: int,
     parameters: Mapping[str, Any],
-    place: Mapping[str, Any],
-    streams: Sequence[int],
     weight: Weight,
     backend: str,
     check_finite: bool,
     model: Mapping[str, Any],
+) -> tuple[Options, Tensor | None]:
+    """Check the arguments of an op that draws from a task source; returns its options, and the weight as a tensor."""
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+    return validation.arguments(
+        op,
+        {},
+        parameters,
+        weight=weight,
+        backend=backend,
+        check_finite=check_finite,
+        known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
+        **model,
+    )
+
+
+def of_each_trial(
+    parameters: Mapping[str, Any],
+    streams: Sequence[int],
+    loss: Callable[[dict[str, Any], int], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Loss (R,) and per-task losses (R, K) with a stream for each trial."""
+    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of one's parameters."""
     apart = {name: [None] * len(streams) if t is None else t.split(1) for name, t in parameters.items()}
-    trials = [
-        _loss(
-            op,
-            mix,
-            n,
-            batch,
-            {name: parts[r] for name, parts in apart.items()},
-            {**place, "stream": stream},
-            weight,
-            backend,
-            check_finite,
-            model,
-        )
-        for r, stream in enumerate(streams)
-    ]
+    trials = [loss({name: parts[r] for name, parts in apart.items()}, stream) for r, stream in enumerate(streams)]
     losses, per_task = zip(*trials, strict=True)
     return torch.cat(losses), torch.cat(per_task)
 

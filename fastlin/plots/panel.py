@@ -76,22 +76,22 @@ class _Group(NamedTuple):
 
 
 def _groups(record: dict[str, Any]) -> list[_Group]:
-    """The cells that have a risk, by regime and model; points of the reduced model are hollow."""
-    found: dict[tuple[str, str], list[tuple[float, dict[str, Any]]]] = {}
+    """The cells that have a risk, by regime and model; points of all models but the full one are hollow."""
+    found: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = {}
     for cell in record["cells"]:
         row = cell["row"]
         if row is not None and row["risk"] is not None:
-            found.setdefault((row["regime"], row["model"]), []).append((cell["place"], row))
-    models = list(dict.fromkeys(model for _, model in found))
+            found.setdefault((row["regime"], row["model"], row["attention_heads"]), []).append((cell["place"], row))
+    models = list(dict.fromkeys((model, heads) for _, model, heads in found))
     span = max(record["lines"]["x"], default=1.0) - min(record["lines"]["x"], default=0.0) or 1.0
     groups = []
-    for (regime, model), points in found.items():
+    for (regime, model, heads), points in found.items():
         curve = REGIME_CURVES.get(regime, regime)
-        colour, filled = COLOURS.get(curve, "#17becf"), model != "reduced"
-        aside = _ASIDE * span * (2 * models.index(model) - len(models) + 1)
+        colour, filled = COLOURS.get(curve, "#17becf"), model in ("full", "stack")
+        aside = _ASIDE * span * (2 * models.index((model, heads)) - len(models) + 1)
         style = {
             "linestyle": "none",
-            "marker": MARKERS.get(curve, "*"),
+            "marker": MARKERS.get(curve, "*") if model != "softmax" else "+x"[heads > 1],
             "markersize": 6.5 if filled else 8.5,
             "markerfacecolor": colour if filled else "none",
             "markeredgecolor": "white" if filled else colour,
@@ -99,6 +99,7 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
             "color": colour,
         }
         label = f"{regime}, {model}" + (f" L = {points[0][1]['layers']}" if _one_depth(points) else "")
+        label += f" H = {heads}" if heads > 1 else ""
         groups.append(_Group([place + aside for place, _ in points], [row for _, row in points], label, style))
     return groups
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "plain": "#1f77b4",
     "fine_tuned": "#ff7f0e",
+    "one_prompt": "#e377c2",
     "joint": "#d62728",
     "shared_shift": "#9467bd",
     "decoupled": "#2ca02c",
@@ -23,6 +24,7 @@ COLOURS = {
 MARKERS = {
     "plain": "o",
     "fine_tuned": "s",
+    "one_prompt": "<",
     "joint": "^",
     "shared_shift": "v",
     "decoupled": "D",
@@ -30,7 +32,7 @@ MARKERS = {
     "heads_lower_bound": "X",
 }
 # Theory of a regime.
-REGIME_CURVES = {"fine-tune": "fine_tuned", "joint+heads": "decoupled"}
+REGIME_CURVES = {"fine-tune": "fine_tuned", "one-prompt": "one_prompt", "joint+heads": "decoupled"}
 # A date would make every file differ from the last.
 _METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 

@@ -11,7 +11,16 @@ from fastlin.theory.heads import (
     shared_shift,
 )
 from fastlin.theory.optimum import Attention, Bound, NotAttained, Optimum
-from fastlin.theory.prompts import GapLimits, fine_tuned, gap_limits, joint, normaliser, plain, population_loss
+from fastlin.theory.prompts import (
+    GapLimits,
+    fine_tuned,
+    gap_limits,
+    joint,
+    normaliser,
+    one_prompt,
+    plain,
+    population_loss,
+)
 
 __all__ = [
     "Attention",
@@ -30,6 +39,7 @@ __all__ = [
     "heads_lower_bound",
     "joint",
     "normaliser",
+    "one_prompt",
     "plain",
     "population_loss",
     "scaled_heads",

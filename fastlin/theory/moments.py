@@ -110,6 +110,12 @@ class Moments:
         """The moments after `m` (d,) is taken from every mean."""
         return Moments.build(self.S, self.pi, self.mu - m, self.B, self.s2)
 
+    def pooled(self) -> Moments:
+        """Those of one task with the mean and the covariance of beta over all tasks."""
+        mean = self.pi @ self.mu
+        covariance = self.shifted(mean).Btil
+        return Moments.build(self.S, torch.ones_like(self.pi[:1]), mean[None], covariance[None], self.s2)
+
     @property
     def K(self) -> int:
         """Number of tasks."""

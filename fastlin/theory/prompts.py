@@ -144,6 +144,19 @@ def joint_optimum(mom: Moments, n: int) -> Optimum:
     return Optimum(W, prompts, None, loss)
 
 
+def one_prompt(mix: Mixture, n: int) -> Optimum:
+    """Optimum over W and one prompt for all tasks, which hides the task from the model.
+
+    With p_k = p the loss is an expectation over beta that no longer asks for its task, and beta enters through its
+    first two moments only: this is `joint` of the single task of mean mubar = sum_k pi_k mu_k and covariance
+    Btil - mubar mubar'. It is `plain`, with p = 0, when mubar = 0. The prompts (K, d) of the result are all p.
+    NotAttained where `joint` of the single task raises it.
+    """
+    mom, n = Moments.of(mix), check_shots(n)
+    optimum = joint_optimum(mom.pooled(), n)
+    return Optimum(optimum.W, optimum.prompts.repeat(mom.K, 1), None, optimum.loss)
+
+
 def preconditioner(mom: Moments, n: int) -> Tensor:
     """W (d, d) of `plain`: Btil (a I + (n+1) S Btil)^-1, zero when y = 0."""
     return ridge_preconditioner(mom, n, mom.Btil, mom.a)

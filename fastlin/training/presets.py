@@ -63,6 +63,8 @@ OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
     ("authors", "reduced"): {**_REDUCED_START, "trainable_entry": True},
     ("paper", "full"): _FULL_START,
     ("authors", "full"): _FULL_START,
+    ("paper", "softmax"): _FULL_START,
+    ("authors", "softmax"): _FULL_START,
     ("paper", "stack"): _STACK_START,
     ("authors", "stack"): {
         **_STACK_START,

@@ -1,10 +1,11 @@
 """Regimes: what trains, phase after phase, and on which objective.
 
-    regime        phases                                             heads
+    regime        phases                                             heads       prompts
     plain         attention and heads, no prompts                    shared
-    fine-tune     plain; then prompts, all else frozen               shared
-    joint         attention, heads and prompts                       shared
-    joint+heads   attention, heads and prompts                       per task
+    fine-tune     plain; then prompts, all else frozen               shared      per task
+    one-prompt    attention, heads and prompts                       shared      shared
+    joint         attention, heads and prompts                       shared      per task
+    joint+heads   attention, heads and prompts                       per task    per task
     heads         attention and heads, no prompts                    per task
 
 A user's own regime is a `Regime` in the place of a name.
@@ -70,13 +71,14 @@ class Regime:
     name : str
     phases : tuple of Phase
         The steps of a run are shared equally among them.
-    task_heads : bool
-        Whether each task has its own head.
+    task_heads, task_prompts : bool
+        Whether each task has its own head, and its own prompt; one prompt for all hides the task from the model.
     """
 
     name: str
     phases: tuple[Phase, ...]
     task_heads: bool = False
+    task_prompts: bool = True
 
     @property
     def prompts(self) -> bool:
@@ -97,6 +99,7 @@ REGIMES = {
     for row in (
         Regime("plain", (_PLAIN,)),
         Regime("fine-tune", (_PLAIN, _PROMPTS)),
+        Regime("one-prompt", (_ALL,), task_prompts=False),
         Regime("joint", (_ALL,)),
         Regime("joint+heads", (_ALL,), task_heads=True),
         Regime("heads", (_PLAIN,), task_heads=True),

@@ -133,6 +133,7 @@ def test_all_regimes_and_the_default_folder(capsys):
     assert [cell["regime"] for cell in summary("runs/own")["cells"]] == [
         "plain",
         "fine-tune",
+        "one-prompt",
         "joint",
         "joint+heads",
         "heads",
@@ -343,7 +344,7 @@ def test_cells_without_theory_and_with_trials_that_diverged():
 
 def test_regimes_by_list():
     assert cells.regimes("joint,plain,joint") == ["joint", "plain"]
-    assert cells.regimes("all") == ["plain", "fine-tune", "joint", "joint+heads", "heads"]
+    assert cells.regimes("all") == ["plain", "fine-tune", "one-prompt", "joint", "joint+heads", "heads"]
     with pytest.raises(ValueError, match="regime: got 'all'"):
         cells.regimes("all,plain")
 

@@ -1,6 +1,7 @@
 """Models: what their raw parameters are to the ops, how they are filled, and that training asks no closed form."""
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -66,7 +67,7 @@ def test_loss_with_weights_pieces_and_without_prompts(name):
     with torch.no_grad():
         for raw in model.group("prompts"):
             raw.zero_()
-    if name not in ("reduced", "reduced, entry fixed"):
+    if model.name != "reduced" or model.shape.task_heads:
         assert_close(model.loss(MIX, N, 24, **PLACE)[0], bare)
 
 
@@ -92,7 +93,9 @@ def test_gradients_of_raw_parameters(name, H, t, units):
         assert_close(along, slope, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["full", "reduced", "reduced, task heads", "separate", "stack 2"])
+@pytest.mark.parametrize(
+    "name", ["full", "full, one prompt", "reduced", "reduced, one prompt", "reduced, task heads", "separate", "stack 2"]
+)
 def test_gradcheck_of_raw_parameters(name):
     model = build(name, R=1)
     raws = list(model.parameters())
@@ -139,6 +142,45 @@ def test_heads_are_one_or_one_for_each_task(name):
     model = build(name, start=Start("normal", heads=0.5))
     heads = model.forms()["h" if model.name == "stack" else "v"]
     assert torch.equal(heads[..., 0, :], heads[..., 1, :]) != model.shape.task_heads
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_are_one_or_one_for_each_task(name):
+    model = build(name, t=2)
+    p = model.forms()["p"]
+    assert model.p.shape[1] == (2 if model.shape.task_prompts else 1)
+    assert torch.equal(p[:, 0], p[:, 1]) != model.shape.task_prompts
+
+
+@pytest.mark.parametrize("name", ["reduced, one prompt", "full, one prompt", "stack 2, one prompt"])
+def test_one_prompt_has_the_gradients_of_all_tasks(name):
+    """It is the model of a prompt for each task, with the sum of their gradients."""
+    model = build(name, t=2)
+    twin = copy.deepcopy(model)
+    twin.shape = dataclasses.replace(model.shape, task_prompts=True)
+    twin.p = torch.nn.Parameter(model.p.detach().repeat(1, 2, 1, 1))
+    losses = [of.loss(MIX, N, 24, **PLACE)[0] for of in (model, twin)]
+    assert_close(losses[0], losses[1], 1e-13)
+    one, each = (torch.autograd.grad(loss.sum(), of.p)[0] for loss, of in zip(losses, (model, twin), strict=True))
+    assert each.shape[1] == 2
+    assert_close(one, each.sum(1, keepdim=True), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["reduced, one prompt", "full, one prompt", "separate, one prompt"])
+@pytest.mark.parametrize("lead", [(2,), ()], ids=["R", "all"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_assign_of_one_prompt(name, lead, tasks):
+    model, other = build(name, seed=1), build(name, seed=2)
+    forms = {letter: form.detach() for letter, form in model.forms().items()}
+    p = forms["p"][:, :tasks] if lead else forms["p"][0, :tasks]
+    other.assign(**{**forms, "p": p})
+    assert_close(other.forms()["p"], forms["p"] if lead else forms["p"][:1].expand(2, 2, 1, 4), 1e-13)
+    different = forms["p"].clone()
+    different[:, 1, 0, 0] += 1.0
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    with pytest.raises(ValueError, match=r"^p: got prompts that differ between tasks, wants one for all: task_prompts"):
+        other.assign(**{**forms, "p": different})
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["reduced", "reduced, entry fixed", "reduced, task heads"])
@@ -206,18 +248,21 @@ def test_assign_one_for_all_trials_and_without_prompts():
 OPTIMA = {
     "plain": theory.plain,
     "fine_tuned": theory.fine_tuned,
+    "one_prompt": theory.one_prompt,
     "joint": theory.joint,
     "shared_shift": theory.shared_shift,
     "decoupled": theory.decoupled,
     "scaled_heads": theory.scaled_heads,
 }
-FIXED_HEAD = ("plain", "fine_tuned", "joint")
+FIXED_HEAD = ("plain", "fine_tuned", "one_prompt", "joint")
 
 
 def holds(name, optimum):
+    kind, changes = MODELS[name]
+    if not changes.get("task_prompts", True):
+        return optimum in ("plain", "one_prompt")
     if optimum in FIXED_HEAD:
         return True
-    kind, changes = MODELS[name]
     if changes.get("task_heads"):
         return True
     return optimum == "shared_shift" and kind != "reduced"
@@ -233,7 +278,7 @@ def test_optima_of_the_theory_load_and_have_their_loss(name, optimum, units):
     model, best = build(name, units=units), OPTIMA[optimum](MIX, N)
     p, W, v = best.attention()
     if not holds(name, optimum):
-        with pytest.raises(ValueError, match=r"^(v|h|heads): got .* wants "):
+        with pytest.raises(ValueError, match=r"^(v|h|heads|p): got .* wants "):
             model.assign(p=p, W=W, v=v)
         return
     model.assign(p=p, W=W, v=v)
@@ -275,6 +320,8 @@ def zeros(*shape):
         ("full", {}, {"p": zeros(3, 1, 4)}, r"^p\b.*\(3, 1, 4\)"),
         ("full", {}, {"p": zeros(1, 1, 4)}, r"^p\b.*\(1, 1, 4\)"),
         ("full", {}, {"p": zeros(2, 3, 4)}, r"^p\b.*\(2, 3, 4\)"),
+        ("full, one prompt", {}, {"p": zeros(3, 1, 4)}, r"^p: got shape \(3, 1, 4\), wants .* or \(1, 1, 4\)"),
+        ("full, one prompt", {}, {"p": zeros(1, 4)}, r"^p\b.*\(1, 4\)"),
         ("full", {"t": 3}, {}, r"^p\b.*\(2, 1, 4\)"),
         ("separate", {"H": 2}, {"W": zeros(2, 4, 4), "v": zeros(2, 2, 4)}, r"^attention_heads: "),
         ("stack 1", {}, {"W": zeros(5, 5)}, r"^[WA]\b.*\(.*5, 5\)"),
@@ -291,7 +338,7 @@ def test_wrong_loads(name, sizes, change, message):
         model.assign(**{"p": p, "W": W, "v": v, **change})
 
 
-@pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack"])
+@pytest.mark.parametrize("name", ["reduced", "full", "separate", "stack", "softmax"])
 @pytest.mark.parametrize("preset", ["tuned", "paper", "authors"])
 def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
     def never(*_, **__):

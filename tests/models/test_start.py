@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-from model_cases import MODELS, build
+from model_cases import MODELS, SOFTMAX, build
 
 from fastlin.models import Start
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 @pytest.mark.parametrize("distribution", ["normal", "uniform"])
 def test_start_of_a_trial_depends_on_the_seed_and_the_trial_alone(name, distribution):
     start = Start(distribution, distribution, 0.5, 0.5, 0.5, 1.0)
@@ -21,7 +21,7 @@ def test_start_of_a_trial_depends_on_the_seed_and_the_trial_alone(name, distribu
         assert not (all_three == another).any()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 def test_start_statistics(name):
     """Sizes are standard deviations or bounds, of each group its own, around what is read out."""
     sizes = {"attention": 0.3, "heads": 0.7, "prompts": 1.5}

@@ -7,12 +7,12 @@ import pytest
 import safetensors
 import torch
 from helpers import DOUBLE
-from model_cases import MIX, MODELS, PLACE, N, build
+from model_cases import MIX, MODELS, PLACE, SOFTMAX, N, build
 
-from fastlin import models
+from fastlin import _tensors, models
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_save_and_load(name, dtype, tmp_path, monkeypatch):
     def never(*_, **__):
@@ -38,6 +38,17 @@ def test_save_and_load(name, dtype, tmp_path, monkeypatch):
         assert torch.equal(theirs[key], value)
     assert torch.equal(found.loss(MIX, N, 24, **PLACE)[0], model.loss(MIX, N, 24, **PLACE)[0])
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_file_that_says_nothing_of_shared_prompts(tmp_path):
+    """Such files are of models with a prompt for each task."""
+    model, path = build("full", R=3), tmp_path / "model.safetensors"
+    description = model.describe()
+    del description["shape"]["task_prompts"]
+    _tensors.write(path, "model", description, model.state_dict())
+    found = models.load(path)
+    assert found.shape == model.shape
+    assert torch.equal(found.p, model.p)
 
 
 def test_load_of_what_is_no_model(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import DOUBLE, assert_close, relative_error
-from model_cases import BIASED, COV, FEATURES, MEANS, MIX, MODELS, PLACE, N, build
+from model_cases import BIASED, COV, FEATURES, MEANS, MIX, MODELS, PLACE, SOFTMAX, N, build
 
 import fastlin as fl
 from fastlin import models, theory
@@ -24,7 +24,7 @@ def rescaled(labels, features, bias):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("H", [1, 2])
 @pytest.mark.parametrize(("labels", "features"), [(8.0, [1.0] * 3), (1.0, [4.0, 0.5, 2.0]), (0.25, [2.0, 8.0, 0.5])])
@@ -76,3 +76,13 @@ def test_literal_units():
     layer = build("separate", units="literal", scale=0.25)
     assert_close(layer.forms()["W"], 0.25 * layer.Wq @ layer.Wk.mT, 1e-15)
     assert_close(layer.forms()["v"][:, 0], (layer.Wv @ layer.h[..., None])[..., 0], 1e-14)
+
+
+def test_units_of_softmax_attention():
+    """It averages tokens: neither prompts nor scores know how many there are."""
+    linear, other = (models.measured(MIX, N, seed=3, stream=9, linear=linear) for linear in (True, False))
+    c = N + MIX.m
+    assert_close(other.prompt, linear.prompt / c**0.5, 1e-15)
+    assert_close(other.attention, linear.attention * c, 1e-15)
+    assert torch.equal(other.head, linear.head)
+    assert other.loss == linear.loss

@@ -21,11 +21,13 @@ OF_GROUP = {
     "full": {"attention": {"W"}, "heads": {"v"}, "prompts": {"p"}},
     "separate": {"attention": {"Wq", "Wk", "Wv"}, "heads": {"h"}, "prompts": {"p"}},
     "stack": {"attention": {"A", "C"}, "heads": {"h"}, "prompts": {"p"}},
+    "softmax": {"attention": {"W"}, "heads": {"v"}, "prompts": {"p"}},
 }
 # What trains, phase after phase; heads of their own.
 TABLE = {
     "plain": ([{"attention", "heads"}], False),
     "fine-tune": ([{"attention", "heads"}, {"prompts"}], False),
+    "one-prompt": ([{"attention", "heads", "prompts"}], False),
     "joint": ([{"attention", "heads", "prompts"}], False),
     "joint+heads": ([{"attention", "heads", "prompts"}], True),
     "heads": ([{"attention", "heads"}], True),
@@ -45,6 +47,7 @@ def test_the_table():
         assert [set(phase.trains) for phase in row.phases] == phases
         assert [phase.prompts for phase in row.phases] == ["prompts" in trained for trained in phases]
         assert row.task_heads == task_heads
+        assert row.task_prompts == (name != "one-prompt")
         assert all(phase.objective == (Term(),) for phase in row.phases)
 
 
@@ -52,7 +55,10 @@ def test_the_table():
 @pytest.mark.parametrize("regime", TABLE)
 @pytest.mark.parametrize(
     ("model", "layers", "heads"),
-    [("reduced", 1, 1), ("full", 1, 1), ("full", 1, 2), ("separate", 1, 2), ("stack", 1, 1), ("stack", 3, 2)],
+    [
+        *(("reduced", 1, 1), ("full", 1, 1), ("full", 1, 2), ("separate", 1, 2), ("stack", 1, 1), ("stack", 3, 2)),
+        *(("softmax", 1, 1), ("softmax", 1, 2)),
+    ],
 )
 def test_parameters_change_where_the_row_says(regime, model, layers, heads, preset):
     # The average replaces iterates at the end of a phase.
@@ -74,6 +80,7 @@ def test_parameters_change_where_the_row_says(regime, model, layers, heads, pres
             assert moved.any(1).all(), name
     assert [record["phase"] for record in loop.records] == [i for i in range(len(phases)) for _ in range(steps)]
     assert loop.job.model.shape.task_heads == task_heads
+    assert seen[-1]["p"].shape[1] == (1 if regime == "one-prompt" else 2)
     if task_heads:
         name = "h" if model in ("separate", "stack") else "v"
         assert seen[-1][name].shape[-2:] == (2, 4)
@@ -85,7 +92,26 @@ def test_runs_give_prompts_where_the_last_phase_has_them(regime):
     run = fl.train(MIX, regime, N, steps=2, batch=64, trials=2)
     assert (run.params["p"] is None) == (regime in ("plain", "heads"))
     assert torch.equal(run.params["v"][:, 0], run.params["v"][:, 1]) == (not TABLE[regime][1])
+    if run.params["p"] is not None:
+        assert run.params["p"].shape == (2, 2, 1, 4)
+        assert torch.equal(run.params["p"][:, 0], run.params["p"][:, 1]) == (regime == "one-prompt")
     assert run.config["regime"] == REGIMES[regime].describe()
+
+
+def test_one_prompt_in_phases():
+    """Tasks that share a prompt may fine-tune it, but not one task after the other."""
+    rows = REGIMES["fine-tune"].phases
+    tuned = Regime("own", rows, task_prompts=False)
+    _, seen = trace(plan_of(tuned))
+    assert seen[-1]["p"].shape == (2, 1, 1, 4)
+    assert changed(seen[3], seen[-1]) == {"p"}
+    for options in ({"preset": "authors"}, {"prompts_in_turn": True}):
+        message = "prompts_in_turn: got True for regime 'own', whose 2 tasks share one prompt; wants False"
+        with pytest.raises(ValueError, match="^" + re.escape(message)):
+            plan_of(tuned, **options)
+    single = fl.TaskMixture(MIX.means[:1], MIX.covariances[:1], [1.0])
+    ends = [trace(plan_of(row, mix=single, preset="authors"))[1][-1] for row in (tuned, "fine-tune")]
+    assert torch.equal(ends[0]["p"], ends[1]["p"])
 
 
 def test_phases_share_the_steps_and_start_anew():
@@ -173,7 +199,7 @@ def row(*phases):
 
 
 WRONG = [
-    (3, TypeError, "regime: got 3, wants one of plain, fine-tune, joint, joint+heads, heads or a Regime"),
+    (3, TypeError, "regime: got 3, wants one of plain, fine-tune, one-prompt, joint, joint+heads, heads or a Regime"),
     ("joined", ValueError, "regime: got 'joined' (did you mean joint?), wants one of plain, "),
     (row(), ValueError, "regime: has no phases, wants at least one"),
     (row(phase(trains=())), ValueError, "regime.phases[0].trains: got (), wants one or more different names"),

@@ -133,6 +133,8 @@ def test_every_optimiser_of_torch_goes_on(tmp_path, name, dtype):
         {"model": "reduced"},
         {"model": "separate", "attention_heads": 2, "prompt_tokens": 2},
         {"trials": 1, "dtype": torch.float64, "preset": "authors"},
+        {"model": "softmax"},
+        {"model": "softmax", "attention_heads": 2, "own_data": True, "batch_per_task": True},
     ],
     ids=str,
 )

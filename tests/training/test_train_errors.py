@@ -8,6 +8,7 @@ from folders import visible
 from training_runs import assert_same, mixture, train
 
 import fastlin as fl
+from fastlin.backends import BackendError
 from fastlin.training.regimes import Phase, Regime, Term
 
 MIX = mixture()
@@ -25,11 +26,12 @@ WRONG = [
     (
         {"model": "fulll"},
         ValueError,
-        "model: got 'fulll' (did you mean full?), wants one of reduced, full, separate, stack",
+        "model: got 'fulll' (did you mean full?), wants one of reduced, full, separate, stack, softmax",
     ),
-    ({"model": None}, ValueError, "model: got None, wants one of reduced, full, separate, stack"),
+    ({"model": None}, ValueError, "model: got None, wants one of reduced, full, separate, stack, softmax"),
     ({"layers": 0, "model": "stack"}, ValueError, "layers: got 0, wants an integer >= 1"),
     ({"layers": 2}, ValueError, "layers: got 2 for model 'full', wants 1, or model='stack'"),
+    ({"layers": 2, "model": "softmax"}, ValueError, "layers: got 2 for model 'softmax', wants 1, or model='stack'"),
     ({"layers": 1.0}, TypeError, "layers: got 1.0 (float), wants an integer"),
     ({"attention_heads": 0}, ValueError, "attention_heads: got 0, wants an integer >= 1"),
     ({"attention_heads": "2"}, TypeError, "attention_heads: got '2' (str), wants an integer"),
@@ -58,6 +60,17 @@ WRONG = [
     ({"device": "gpu"}, (ValueError, RuntimeError), "device: got 'gpu'"),
     ({"device": 1.5}, (ValueError, TypeError), "device: got 1.5"),
     ({"backend": "fast"}, ValueError, "backend"),
+    (
+        {"backend": "cpu", "model": "softmax"},
+        BackendError,
+        "backend: got 'cpu', which does not have softmax; wants 'auto' or 'eager'",
+    ),
+    (
+        {"backend": "reference", "model": "softmax"},
+        BackendError,
+        "backend: got 'reference', which does not have softmax",
+    ),
+    ({"backend": "cuda", "model": "softmax"}, BackendError, "backend: got 'cuda', which does not have softmax"),
     ({"backend": None}, (ValueError, TypeError), "backend"),
     ({"checkpoint_seconds": "soon"}, (ValueError, TypeError), "checkpoint_seconds: got 'soon'"),
     ({"checkpoint_seconds": float("nan")}, ValueError, "checkpoint_seconds: got nan"),

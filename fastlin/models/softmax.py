@@ -1,0 +1,32 @@
+"""One layer of softmax attention, to compare linear attention with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastlin.models.layer import Full
+from fastlin.ops.softmax import softmax_loss
+
+
+class Softmax(Full):
+    """The parameters of `Full` in yhat = sum_i softmax_i(q' W z_i) (z_i . v_k); several attention heads add.
+
+    Attention averages tokens instead of adding them. Of two heads with W and -W that are small, and v and -v that are
+    large, what is left is linear attention on tokens from which their mean is taken.
+    """
+
+    name = "softmax"
+    linear = False
+    op = staticmethod(softmax_loss)
+
+    def _readout(self, name: str) -> Tensor | float:
+        """As in all models, but with a sign that alternates between attention heads.
+
+        Heads that start alike remain averages of labels: 2c at n = 10 then ends at 14.6, and else at 10.8.
+        """
+        readout, heads = super()._readout(name), self.shape.attention_heads
+        if name not in self.groups["heads"] or heads == 1:
+            return readout
+        signs = 1.0 - 2.0 * (torch.arange(heads, dtype=torch.float64) % 2)
+        return readout * signs.view(heads, *[1] * len(self._head_size()))

@@ -1,0 +1,126 @@
+"""Softmax attention, for comparison: torch operations on the tokens that a task source draws.
+
+    a_h = W_h' q      s_hi = a_h . z_i      u_hi = v_hk . z_i      yhat = sum_h sum_i softmax_i(s_h) u_hi
+
+i runs over the prompt's tokens, the context's and, with see_query, the query's; without any the prediction is 0. What a
+sequence says is in no Gram matrix here: its tokens are drawn, and cost what they cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils.checkpoint import checkpoint
+
+from fastlin import validation
+from fastlin.backends import BackendError
+from fastlin.backends.eager import by_task, losses
+from fastlin.backends.problem import lift
+from fastlin.ops.functional import Weight
+from fastlin.ops.sampled import Source, Stream, examined, of_each_trial
+
+# Numbers that a piece of a batch may have in memory: 64 MB of float32.
+_PIECE = 1 << 24
+# Per score: those of all parts and put together, their values likewise, the weights, the products.
+_COPIES = 6
+
+
+def softmax_loss(
+    mix: Source,
+    n: int,
+    batch: int,
+    p: Tensor | None,
+    W: Tensor,
+    v: Tensor,
+    *,
+    seed: int,
+    step: int,
+    stream: Stream = 0,
+    offset: int = 0,
+    weight: Weight = None,
+    see_query: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Squared error of softmax attention on sequences that a task source draws.
+
+    Parameters
+    ----------
+    mix, n, batch, seed, step, stream, offset
+        As in `sampled_loss`.
+    p, W, v, weight, see_query
+        As in `prompt_loss`.
+    backend : str
+        "auto" or "eager": no other has it.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Notes
+    -----
+    Differentiable any number of times. A batch that is large is taken in pieces, which a backward pass draws again.
+    """
+    op, parameters = "softmax_loss", {"p": p, "W": W, "v": v}
+    model = {"scale": 1.0, "see_query": see_query}
+    _, weight = examined(op, mix, parameters, weight, backend, False, model)
+    if backend not in ("auto", "eager"):
+        raise BackendError(f"{op}: backend {backend!r} does not have softmax attention; wants 'auto' or 'eager'")
+    options: dict[str, Any] = {"weight": weight, "see_query": see_query, "backend": backend}
+    place: dict[str, Any] = {"seed": seed, "step": step, "offset": offset}
+    streams = validation.streams(op, stream, W.shape[0] if W.ndim > 2 else None)
+    if streams is not None:
+        return of_each_trial(
+            parameters, streams, lambda own, one: softmax_loss(mix, n, batch, **own, **place, stream=one, **options)
+        )
+    full = {name: None if form is None else lift(name, form, mix.K) for name, form in parameters.items()}
+    yhat, y, task = _predictions(mix, n, batch, full, {**place, "stream": stream}, see_query)
+    loss, per_task = losses((yhat - y).square(), y, task, mix.K, weight)
+    return (loss, per_task) if W.ndim > 2 else (loss[0], per_task[0])
+
+
+def _predictions(
+    mix: Source, n: int, batch: int, full: dict[str, Any], place: dict[str, Any], see_query: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions (R, B), targets (B,) and tasks (B,), from parameters in full form."""
+    p, W, v = full["p"], full["W"], full["v"]
+    tokens = n + 1 + (0 if p is None else p.shape[2])
+    size = max(_PIECE // (tokens * (mix.m + _COPIES * W.shape[0] * W.shape[1])), 1)
+
+    def piece(first: int, p: Tensor | None, W: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        where = {**place, "offset": place["offset"] + first, "dtype": W.dtype, "device": W.device}
+        z, q, y, task = _draw(mix, min(size, batch - first), n, where)
+        validation.task_indices("softmax_loss", mix.K, task)
+        return _attend(z, q, task, p, W, v, see_query), y, task
+
+    if batch <= size:
+        return piece(0, p, W, v)
+    pieces = [
+        checkpoint(piece, first, p, W, v, use_reentrant=False, preserve_rng_state=False)
+        for first in range(0, batch, size)
+    ]
+    yhat, y, task = zip(*pieces, strict=True)
+    return torch.cat(yhat, 1), torch.cat(y), torch.cat(task)
+
+
+def _attend(z: Tensor, q: Tensor, task: Tensor, p: Tensor | None, W: Tensor, v: Tensor, see_query: bool) -> Tensor:
+    """Predictions (R, B) on z (B, n, m), q (B, m), task (B,), with p (R, K, t, m), W (R, H, m, m), v (R, H, K, m)."""
+    B = len(q)
+    a = torch.einsum("bi,rhij->brhj", q, W)
+    # What is to be multiplied by tokens, for scores and for values: (B, 2, R, H, m).
+    rows = torch.stack([a, by_task(v.permute(2, 0, 1, 3), task, B)], 1)
+    parts = [(rows.flatten(1, 3) @ z.mT).view(*rows.shape[:-1], z.shape[1])]
+    if p is not None:
+        parts.append(rows @ by_task(p.transpose(0, 1), task, B)[:, None].mT)
+    if see_query:
+        parts.append(rows @ q[:, None, None, :, None])
+    scores, values = torch.cat(parts, -1).unbind(1)
+    return (scores.softmax(-1) * values).sum((-1, -2)).mT
+
+
+@_disable_dynamo
+def _draw(mix: Source, batch: int, n: int, place: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return mix.sample(batch, n, **place)
