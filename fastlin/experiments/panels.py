@@ -66,6 +66,8 @@ class Panel:
         Closed forms that are drawn besides those of the series.
     shallower : str or None
         The panel of the same setting with a layer less: risks here should not be above those there.
+    values : tuple of pairs
+        Names and values of the protocol, in place of the preset's.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Panel:
     n: int | None = None
     also: tuple[str, ...] = ()
     shallower: str | None = None
+    values: tuple[tuple[str, float], ...] = ()
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Cell]:
         """What is to be trained.

@@ -122,6 +122,8 @@ BEYOND = {
             axis="layers",
             places=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
             n=10,
+            # With the preset's 0.02 and 0.1 every trial of six layers diverges within 2000 steps.
+            values=(("lr", 0.01), ("start_attention", 0.03), ("start_values", 0.03)),
         ),
         Panel(
             "softmax",

@@ -65,8 +65,10 @@ def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> l
         The record of the panel with a layer less.
     """
     asked, rows = record["asked"], done(record)
+    values = "".join(f", {name} = {value:g}" for name, value in asked["values"].items())
     protocol = (
-        f"{asked['trials']} trials × {asked['steps']:,} steps × batch {asked['batch']:,}, preset {asked['preset']}. "
+        f"{asked['trials']} trials × {asked['steps']:,} steps × batch {asked['batch']:,}, "
+        f"preset {asked['preset']}{values}. "
         "Points: the best trial; bars: up to the worst. Lines: closed forms of one layer."
     )
     said = [protocol, *_accuracy(rows)]

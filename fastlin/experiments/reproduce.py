@@ -86,12 +86,13 @@ class Request:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs: got {self.jobs}, wants an integer >= 1")
 
-    def of(self, cells: Sequence[Cell]) -> dict[str, Any]:
+    def of(self, panel: Panel, cells: Sequence[Cell]) -> dict[str, Any]:
         """What decides the numbers of a panel with these cells."""
         models = {cell.model for cell in cells}
         kind = next((kind for kind in ("softmax", "stack") if kind in models), "layer")
         effort = self.effort or SCALES[self.scale][kind]
-        return {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
+        asked = {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
+        return {**asked, "values": dict(panel.values)}
 
     def claims(self) -> dict[str, int]:
         """Options of `claims.compute`."""
@@ -114,7 +115,7 @@ class Folder:
     def open(self, panel: Panel, request: Request) -> list[Order]:
         """Begin a panel or take it up again; returns what is left to do."""
         cells = panel.cells(request.lengths)
-        asked = request.of(cells)
+        asked = request.of(panel, cells)
         held = read(self.path / f"{panel.name}.json") if (self.path / f"{panel.name}.json").exists() else None
         if held is None:
             record = _new_record(panel, cells, asked)
@@ -137,7 +138,7 @@ class Folder:
         self._save(panel.name)
         options = {name: asked[name] for name in ("preset", "seed", "trials", "steps", "batch")}
         return [
-            Order(cell, self.path / "cells" / panel.name / cell.key, {**options, "records": 20})
+            Order(cell, self.path / "cells" / panel.name / cell.key, {**options, **asked["values"], "records": 20})
             for cell, entry in zip(cells, record["cells"], strict=True)
             if entry["row"] is None
         ]

@@ -33,7 +33,7 @@ def cell(regime, risk, *, n=5, error=0.0, layers=1, heads=1, model="full", place
 
 
 def panel(*cells, axis="n"):
-    asked = {"trials": 3, "steps": 1500, "batch": 4096, "preset": "tuned"}
+    asked = {"trials": 3, "steps": 1500, "batch": 4096, "preset": "tuned", "values": {"lr": 0.01}}
     return {"name": "2x", "axis": axis, "asked": asked, "cells": list(cells), "remarks": ["A remark."]}
 
 
@@ -75,7 +75,7 @@ def test_caption():
         {"key": "joint-full-L1-n12", "place": 12, "row": None},
     )
     first, *rest = report.caption(record, None)
-    assert first.startswith("3 trials × 1,500 steps × batch 4,096, preset tuned.")
+    assert first.startswith("3 trials × 1,500 steps × batch 4,096, preset tuned, lr = 0.01.")
     assert rest == [
         "Excess over theory, full model: -25.00 % to +5.00 %.",
         "2 of 9 trials diverged.",

@@ -182,7 +182,16 @@ def test_a_worker_that_dies_is_replaced(tmp_path):
 
 def test_other_axes(tmp_path, in_process):
     noise = Panel("noise", "noise", "2c", (Series("joint", curve="joint"),), axis="noise", places=(0.0, 2.0), n=4)
-    depth = Panel("depth", "depth", "2c", (Series("joint", curve="joint"),), axis="layers", places=(1.0, 2.0), n=4)
+    depth = Panel(
+        "depth",
+        "depth",
+        "2c",
+        (Series("joint", curve="joint"),),
+        axis="layers",
+        places=(1.0, 2.0),
+        n=4,
+        values=(("lr", 0.5),),
+    )
     records, _ = run([noise, depth], tmp_path, Request(effort=SHORT, jobs=2))
     rows = rows_of(tmp_path / "noise.csv")
     assert [float(row["noise_variance"]) for row in rows] == pytest.approx([0.0, 2.0])
@@ -191,6 +200,8 @@ def test_other_axes(tmp_path, in_process):
     lines = records[0]["lines"]
     assert (lines["x"][0], lines["x"][-1]) == (0.0, 2.0)
     assert lines["curves"]["joint"]["normalised"][-1] == pytest.approx(closed[-1] / 30.9, rel=1e-12)
+    described = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("cells/depth/*/run.json")]
+    assert [run["config"]["lr"] for run in described] == [0.5, 0.5]
     rows = rows_of(tmp_path / "depth.csv")
     assert [(row["model"], row["layers"], row["excess_percent"] == "") for row in rows] == [
         ("full", "1", False),
