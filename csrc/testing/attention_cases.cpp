@@ -67,7 +67,7 @@ const std::vector<Size>& sizes() {
       {"B", &Case::B, {0, 1, 2, 7, 8, 9, 17, 65, 130}},
       {"K", &Case::K, {1, 3, 40}},
       {"t", &Case::t, {0, 1, 3}},
-      {"R", &Case::R, {1, 2, 9}},
+      {"R", &Case::R, {1, 2, 9, 35}},
       {"H", &Case::H, {1, 2}},
       {"layers", &Case::layers, {0, 1, 2}},
   };
