@@ -5,9 +5,9 @@
 // Nothing is added up over lanes, and nothing depends on the tasks of lanes.
 //
 // A vector of trials goes through the whole chunk, a few sequences at a time: W, dW, and the a and c of these
-// sequences stay in L1, 37 KiB at m = 11 with AVX-512, while G, 0.5 KiB a sequence, comes from L2. Several
-// vectors at a time load each number of G once for all of them, but a and c went to L2 and back: 1.10 for
-// 1.03 ms, 50 trials of 2048 sequences. Trials that do not fill a vector are left to sequences in lanes.
+// sequences stay in L1, 37 KiB at m = 11 with AVX-512, while G, 0.5 KiB a sequence, comes from L2. Three
+// vectors at a time would load a number of G once for all, but send a and c to L2 and back: 1.10 for 1.03 ms,
+// 50 trials of 2048 sequences. Trials that do not fill a vector are left to sequences in lanes.
 
 template <class T>
 class LaneTrials {
