@@ -210,7 +210,8 @@ std::string attention(const InstructionSet& set, int threads, const std::array<s
   out.dA = at<T>(results, 6), out.dC = at<T>(results, 7), out.dW = at<T>(results, 8);
   out.dv = at<T>(results, 9), out.dh = at<T>(results, 10);
   run([&](Interrupt interrupt) { return kernels_of<T>(set).attention(P, out, threads, interrupt); });
-  return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") + path_of(P);
+  return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") +
+         path_of(P, out, kernels_of<T>(set).lanes);
 }
 
 template <class T>

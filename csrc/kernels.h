@@ -97,6 +97,7 @@ struct Interrupt {
 // [0, K) makes `attention` throw std::out_of_range before it writes.
 template <class T>
 struct Kernels {
+  int lanes;  // of a vector
   bool (*attention)(const Problem<T>&, const Results<T>&, int threads, Interrupt);
   bool (*gram)(const T* z, std::int64_t batch, std::int64_t row,  // [B, n, m] and its strides
                std::int64_t B, std::int64_t n, std::int64_t m, T* G, int threads, Interrupt);
@@ -123,8 +124,9 @@ struct InstructionSet {
 // All that this build has, best first; the last one runs everywhere.
 const std::vector<const InstructionSet*>& instruction_sets();
 
-// How `attention` goes about a problem: "streamed", "gram", "stack", "sampled" or "sampled stack".
+// How `attention` goes about a problem: "streamed", "gram", "stack", "sampled" or "sampled stack"; "gram
+// trials" or "sampled trials" when trials lie in lanes.
 template <class T>
-std::string path_of(const Problem<T>& problem);
+std::string path_of(const Problem<T>& problem, const Results<T>& results, int lanes);
 
 }  // namespace fastlin

@@ -30,7 +30,8 @@ class Worker {
         needs_qb(reverses || out.dq != nullptr),
         chunk(arena, plan),
         layers(arena, plan.problem, out),
-        data(arena, plan, out, chunk) {
+        data(arena, plan, out, chunk),
+        lane_trials(arena, plan, out, chunk) {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     const std::int64_t n = P.source != nullptr ? 0 : P.n;
@@ -102,9 +103,11 @@ class Worker {
     for (std::int64_t tile = 0; !streamed && tile < chunk.tiles; ++tile) {
       if (stop.now(thread)) return false;
       form_gram(tile);
+      if (plan.lane_trials > 0) lane_trials.take(tile, gram_of(tile));
     }
+    if (plan.lane_trials > 0 && !lane_trials.run(records, block_dW, stop, thread)) return false;
     data.clear();
-    for (first_trial = 0; first_trial < P.R; first_trial += plan.trials_at_once) {
+    for (first_trial = plan.lane_trials; first_trial < P.R; first_trial += plan.trials_at_once) {
       trials = std::min(plan.trials_at_once, P.R - first_trial);
       vectors = trials * P.H;
       if (!run_trials(stop, thread)) return false;
@@ -402,6 +405,7 @@ class Worker {
   Chunk<T> chunk;
   Layers<T> layers;
   DataGradients<T> data;
+  LaneTrials<T> lane_trials;
   std::optional<Sampler<T>> sampler;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
   std::int64_t dW_rows = 0;                               // summed up at a time

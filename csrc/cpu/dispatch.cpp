@@ -38,19 +38,20 @@ const std::vector<const InstructionSet*>& instruction_sets() {
 }
 
 template <class T>
-std::string path_of(const Problem<T>& problem) {
-  if (problem.source != nullptr) return problem.layers > 0 ? "sampled stack" : "sampled";
+std::string path_of(const Problem<T>& problem, const Results<T>& results, int lanes) {
+  const std::string trials = trials_in_lanes(problem, results, lanes) > 0 ? " trials" : "";
+  if (problem.source != nullptr) return problem.layers > 0 ? "sampled stack" : "sampled" + trials;
   switch (choose_path(problem)) {
     case Path::kStreamed:
       return "streamed";
     case Path::kGram:
-      return "gram";
+      return "gram" + trials;
     default:
       return "stack";
   }
 }
 
-template std::string path_of(const Problem<float>&);
-template std::string path_of(const Problem<double>&);
+template std::string path_of(const Problem<float>&, const Results<float>&, int);
+template std::string path_of(const Problem<double>&, const Results<double>&, int);
 
 }  // namespace fastlin

@@ -21,10 +21,12 @@ extern const InstructionSet instruction_set;
 const InstructionSet instruction_set{
     "avx2",
     [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; },
-    {&attention<float>, &gram<float>, &sample<float>, &sample_tasks<float>, &fma_chains<float>,
-     &fill_uniform<float>, &fill_normal<float>, &fill_chi<float>, &box_muller_pairs<float>},
-    {&attention<double>, &gram<double>, &sample<double>, &sample_tasks<double>, &fma_chains<double>,
-     &fill_uniform<double>, &fill_normal<double>, &fill_chi<double>, &box_muller_pairs<double>}};
+    {Vec<float>::size, &attention<float>, &gram<float>, &sample<float>, &sample_tasks<float>,
+     &fma_chains<float>, &fill_uniform<float>, &fill_normal<float>, &fill_chi<float>,
+     &box_muller_pairs<float>},
+    {Vec<double>::size, &attention<double>, &gram<double>, &sample<double>, &sample_tasks<double>,
+     &fma_chains<double>, &fill_uniform<double>, &fill_normal<double>, &fill_chi<double>,
+     &box_muller_pairs<double>}};
 }  // namespace avx2
 }  // namespace fastlin
 #endif

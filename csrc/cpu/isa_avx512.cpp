@@ -18,13 +18,14 @@ FASTLIN_END_TARGET
 namespace fastlin {
 namespace avx512 {
 extern const InstructionSet instruction_set;
-const InstructionSet instruction_set{
-    "avx512",
-    [] { return __builtin_cpu_supports("avx512f") != 0; },
-    {&attention<float>, &gram<float>, &sample<float>, &sample_tasks<float>, &fma_chains<float>,
-     &fill_uniform<float>, &fill_normal<float>, &fill_chi<float>, &box_muller_pairs<float>},
-    {&attention<double>, &gram<double>, &sample<double>, &sample_tasks<double>, &fma_chains<double>,
-     &fill_uniform<double>, &fill_normal<double>, &fill_chi<double>, &box_muller_pairs<double>}};
+const InstructionSet instruction_set{"avx512",
+                                     [] { return __builtin_cpu_supports("avx512f") != 0; },
+                                     {Vec<float>::size, &attention<float>, &gram<float>, &sample<float>,
+                                      &sample_tasks<float>, &fma_chains<float>, &fill_uniform<float>,
+                                      &fill_normal<float>, &fill_chi<float>, &box_muller_pairs<float>},
+                                     {Vec<double>::size, &attention<double>, &gram<double>, &sample<double>,
+                                      &sample_tasks<double>, &fma_chains<double>, &fill_uniform<double>,
+                                      &fill_normal<double>, &fill_chi<double>, &box_muller_pairs<double>}};
 }  // namespace avx512
 }  // namespace fastlin
 #endif

@@ -127,6 +127,6 @@ double fma_chains(std::int64_t iterations) {
 
 template <class T>
 Kernels<T> kernels() {
-  return {&attention<T>,    &gram<T>,        &sample<T>,   &sample_tasks<T>,    &fma_chains<T>,
-          &fill_uniform<T>, &fill_normal<T>, &fill_chi<T>, &box_muller_pairs<T>};
+  return {Vec<T>::size,   &attention<T>,    &gram<T>,        &sample<T>,   &sample_tasks<T>,
+          &fma_chains<T>, &fill_uniform<T>, &fill_normal<T>, &fill_chi<T>, &box_muller_pairs<T>};
 }

@@ -13,6 +13,7 @@
 #include "cpu/chunk-inl.h"
 #include "cpu/stack-inl.h"
 #include "cpu/data-inl.h"
+#include "cpu/trials-inl.h"
 #include "cpu/attention-inl.h"
 #include "cpu/workers-inl.h"
 #include "cpu/fill-inl.h"

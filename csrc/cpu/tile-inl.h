@@ -107,6 +107,23 @@ struct Tile {
     for (int j = 0; i + j < count; ++j) sums[i + j] += static_cast<double>(lanes[j]);
   }
 
+  // rows[lane * count + i] += tile[i][lane] in double.
+  static void add_to_rows(const T* tile, std::int64_t count, double* rows) {
+    for (std::int64_t i = 0; i < count; i += N) {
+      const int width = static_cast<int>(std::min(N, count - i));
+      V r[N];
+      FASTLIN_UNROLL
+      for (int j = 0; j < N; ++j) r[j] = j < width ? at(tile, i + j) : V::zero();
+      V::transpose(r);
+      for (int l = 0; l < N; ++l) {
+        T values[N];
+        r[l].store(values);
+        double* row = rows + l * count + i;
+        for (int j = 0; j < width; ++j) row[j] += static_cast<double>(values[j]);
+      }
+    }
+  }
+
  private:
   FASTLIN_INLINE static V sum_entries(const T* tile, int count) {
     V r[N];
@@ -267,6 +284,31 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
   for (std::int64_t block = 0, i = 0; block < blocks; ++block) {
     const std::int64_t height = (rows - i + blocks - block - 1) / (blocks - block);
     last_rows<I, T>(height, lower ? std::min(columns, i + height) : columns, count, a, b, to, i);
+    i += height;
+  }
+}
+
+// The last I rows or fewer of a product with one column.
+template <int I, class T>
+void last_of_column(std::int64_t rows, std::int64_t count, Strides by, const T* a, const T* b, const T* base,
+                    T* to) {
+  if (rows == I) {
+    product_part<I, 1, (Vec<T>::size > 1)>(count, by, a, b, to, base, Vec<T>::set(T(1)));
+  } else if constexpr (I > 1) {
+    last_of_column<I - 1>(rows, count, by, a, b, base, to);
+  }
+}
+
+// to [rows] = base + sum_k a(k, i) b(k) of numbers a [count, rows] and vectors b [count]. The 12 sums that
+// keep both FMA ports busy are 12 rows here.
+template <class T>
+inline void add_column(std::int64_t rows, std::int64_t count, const T* a, const T* b, const T* base, T* to) {
+  constexpr int N = Vec<T>::size, I = 12;
+  const Strides by{rows, 1, N, 0, N, 0};
+  for (std::int64_t i = 0; i < rows;) {
+    const std::int64_t left = rows - i, blocks = (left + I - 1) / I;
+    const std::int64_t height = blocks == 1 ? left : (left + blocks - 1) / blocks;
+    last_of_column<I>(height, count, by, a + i, b, base + i * N, to + i * N);
     i += height;
   }
 }

@@ -13,6 +13,8 @@ std::int64_t pick(Random& random, const std::vector<std::int64_t>& values) {
 Case draw(Random& random) {
   Case c{};
   for (const Size& size : sizes()) c.*size.member = pick(random, size.values);
+  // A stack takes its trials one by one, however many they are.
+  if (c.layers > 0) c.R = std::min<std::int64_t>(c.R, 9);
   c.mode = static_cast<Mode>(std::min<std::int64_t>(random.below(5) / 2, 2));
   c.indexed = c.K > 1 || random.coin();
   c.sorted = random.coin();
@@ -67,7 +69,7 @@ const std::vector<Size>& sizes() {
       {"B", &Case::B, {0, 1, 2, 7, 8, 9, 17, 65, 130}},
       {"K", &Case::K, {1, 3, 40}},
       {"t", &Case::t, {0, 1, 3}},
-      {"R", &Case::R, {1, 2, 9}},
+      {"R", &Case::R, {1, 2, 9, 35}},
       {"H", &Case::H, {1, 2}},
       {"layers", &Case::layers, {0, 1, 2}},
   };

@@ -179,8 +179,10 @@ std::vector<int> more_threads(const Case& c) {
 template <class T>
 bool edge_holds(const Case& c, std::set<std::string>& paths) {
   const Question<T> question(c);
-  paths.insert(path_of(question.given.problem) + (sizeof(T) == 4 ? " float" : " double"));
+  const Made<T> asked(c, question.expected);
   for (const InstructionSet* set : sets_here()) {
+    const std::string path = path_of(question.given.problem, asked.results, kernels_of<T>(*set).lanes);
+    paths.insert(path + (sizeof(T) == 4 ? " float" : " double"));
     std::vector<int> threads = more_threads(c);
     const bool good = attention_holds(question, *set, threads);
     threads.insert(threads.begin(), 1);
@@ -210,7 +212,7 @@ int edges() {
       }
     }
   }
-  if (paths.size() != 6) {
+  if (paths.size() != 8) {
     for (const std::string& path : paths) std::printf("only taken: %s\n", path.c_str());
     return 1;
   }
