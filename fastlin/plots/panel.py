@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 # Points of one model beside those of another, as a share of the axis, so that both are seen.
 _ASIDE = 0.006
 # Width of the picture in inches, and characters of the caption in a line of it.
-_WIDTH, _CHARACTERS = 7.0, 118
+_WIDTH, _CHARACTERS = 7.0, 128
 _LINE = 0.135  # inches
+# Of the axis: the size of half a marker.
+_SEEN = 0.01
 
 
 def panel(folder: Path, name: str) -> list[Path]:
@@ -105,19 +107,18 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
 
 
 def _draw_points(axes: Axes, record: dict[str, Any]) -> None:
-    """The best trial of each cell, and a bar up to the worst."""
+    """The best trial of each cell, and a bar up to the worst where it is long enough to be seen."""
+    _, top = _limits(record)
     for group in _groups(record):
         drawn = [_drawn(row) for row in group.rows]
-        above = [max(row["max"] / row["normaliser"] - y, 0.0) for row, y in zip(group.rows, drawn, strict=True)]
-        axes.errorbar(
-            group.x,
-            drawn,
-            yerr=[[0.0] * len(above), above],
-            elinewidth=1,
-            capsize=2.5,
-            label=group.label,
-            **group.style,
-        )
+        above = [row["max"] / row["normaliser"] - y for row, y in zip(group.rows, drawn, strict=True)]
+        seen = [(x, y, bar) for x, y, bar in zip(group.x, drawn, above, strict=True) if bar > _SEEN * top]
+        if seen:
+            x, y, bars = zip(*seen, strict=True)
+            axes.errorbar(
+                x, y, yerr=[[0.0] * len(bars), bars], fmt="none", color=group.style["color"], elinewidth=1, capsize=2.5
+            )
+        axes.plot(group.x, drawn, label=group.label, **group.style)
         crossed = [(x, y) for x, y, row in zip(group.x, drawn, group.rows, strict=True) if row["heavy_tail"]]
         if crossed:
             axes.plot(*zip(*crossed, strict=True), linestyle="none", marker="x", color="black", markersize=9, zorder=5)
