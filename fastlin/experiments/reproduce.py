@@ -174,6 +174,7 @@ def _new_record(panel: Panel, cells: Sequence[Cell], asked: Mapping[str, Any]) -
         {
             "key": cell.key,
             "place": cell.place,
+            "layers": cell.layers,
             "state": "waiting",
             "started": None,
             "seconds": None,

@@ -24,6 +24,7 @@ class CellStatus:
     ----------
     panel, key, state : str
         The state is one of STATES; "stopped" has a checkpoint or nothing, and nobody at work on it.
+    layers : int
     share : float
         Of its steps, at its last record.
     seconds : float or None
@@ -34,6 +35,7 @@ class CellStatus:
     panel: str
     key: str
     state: str
+    layers: int
     share: float
     seconds: float | None
     error: str | None
@@ -67,7 +69,7 @@ def cells(
             if state != "done":
                 share = _step(path / "records.jsonl") / steps
                 seconds = time.time() - cell["started"] if state == "running" else None
-            found.append(CellStatus(record["name"], cell["key"], state, share, seconds, cell["error"]))
+            found.append(CellStatus(record["name"], cell["key"], state, cell["layers"], share, seconds, cell["error"]))
     return found
 
 
@@ -91,15 +93,16 @@ def seconds_left(found: Sequence[CellStatus]) -> float | None:
     paces: dict[str | None, list[float]] = {}
     for cell in found:
         if cell.seconds and (cell.state == "done" or cell.share > 0.1):
+            # Layers cost about the same each.
             for key in (cell.panel, None):
-                paces.setdefault(key, []).append(cell.seconds / cell.share)
+                paces.setdefault(key, []).append(cell.seconds / cell.share / cell.layers)
     total = 0.0
     for cell in found:
         if cell.state in ("running", "waiting", "stopped"):
             pace = paces.get(cell.panel) or paces.get(None)
             if pace is None:
                 return None
-            total += (1.0 - cell.share) * sum(pace) / len(pace)
+            total += (1.0 - cell.share) * cell.layers * sum(pace) / len(pace)
     return total / working
 
 

@@ -279,8 +279,8 @@ def test_status_on_the_way(tmp_path, in_process):
 
 
 def test_time_left():
-    def cell(state, share, seconds, panel="a"):
-        return status.CellStatus(panel, "k", state, share, seconds, None)
+    def cell(state, share, seconds, panel="a", layers=1):
+        return status.CellStatus(panel, "k", state, layers, share, seconds, None)
 
     assert status.seconds_left([cell("waiting", 0.0, None)]) is None
     found = [cell("done", 1.0, 10.0), cell("running", 0.5, 5.0), cell("waiting", 0.0, None)]
@@ -291,6 +291,7 @@ def test_time_left():
     found = [cell("done", 1.0, 10.0), cell("done", 1.0, 30.0, "b"), cell("waiting", 0.0, None, "b")]
     assert status.seconds_left(found) == pytest.approx(30.0)
     assert status.seconds_left([*found[:2], cell("waiting", 0.0, None, "c")]) == pytest.approx(20.0)
+    assert status.seconds_left([*found[:2], cell("waiting", 0.0, None, "c", layers=3)]) == pytest.approx(60.0)
     assert status.clock(59.6) == "1:00"
     assert status.clock(3725) == "1:02:05"
 
