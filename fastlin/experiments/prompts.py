@@ -13,7 +13,8 @@ _FORMS = (
 _ASSUMPTION = (
     "Assumption 1 (the reduced model) loses something when means are not zero: the full model may go below its curve"
 )
-_NOISE = "E[y²] includes the noise; the paper's appendix omits σ² in the risk of the decoupled bound, the line has it."
+_NOISE = "E[y²] includes the noise."
+_NOISY_BOUND = "E[y²] includes the noise; the paper's appendix omits σ² in the decoupled risk, the line has it."
 _READING = "I → Σ* = diag(0.9, 0.9⁻¹, …, 0.9⁻⁹) is read as the covariance of the tasks, features stay isotropic."
 _DEPTH = (
     "L layers are L attentions, each with its own weights, with a residual in every layer from L = 2 on; "
@@ -42,7 +43,7 @@ _LAYERS = [
         f"Figure A2({letter}): {layers} layer{'s' * (layers > 1)}, {'noisy labels' if noisy else 'no noise'}",
         f"A2{letter}",
         _heads(layers),
-        (_DEPTH, _READING, *((_NOISE,) if noisy else ()), _LENGTHS),
+        (_DEPTH, _READING, *((_NOISY_BOUND,) if noisy else ()), _LENGTHS),
         shallower=f"A2{chr(ord(letter) - 1)}" if layers > 1 else None,
     )
     for letter, layers, noisy in zip("abcdef", (1, 2, 3) * 2, (False,) * 3 + (True,) * 3, strict=True)
@@ -91,7 +92,7 @@ PANELS = {
             "Figure A1(d): as 2(d), noisy labels, non-isotropic tasks",
             "A1d",
             _heads(),
-            (f"{_ASSUMPTION}.", _READING, _NOISY_HEADS, _NOISE, _LENGTHS),
+            (f"{_ASSUMPTION}.", _READING, _NOISY_HEADS, _NOISY_BOUND, _LENGTHS),
         ),
         *_LAYERS,
     )

@@ -54,8 +54,9 @@ def panel_figure(record: dict[str, Any]) -> Figure:
 
 
 def _draw_lines(axes: Axes, record: dict[str, Any]) -> None:
-    """Closed forms; those of no series are dashed."""
+    """Closed forms of one layer; those of no series are dashed."""
     lines = record["lines"]
+    deep = any(cell["row"]["layers"] > 1 for cell in record["cells"] if cell["row"] is not None)
     series = {cell["row"]["curve"] for cell in record["cells"] if cell["row"] is not None}
     for name, curve in lines["curves"].items():
         axes.plot(
@@ -64,7 +65,7 @@ def _draw_lines(axes: Axes, record: dict[str, Any]) -> None:
             color=COLOURS.get(name, "#17becf"),
             linestyle="-" if name in series else (0, (5, 1.5)),
             linewidth=1.5,
-            label=f"theory: {curve['label']}",
+            label=f"theory{', L = 1' if deep else ''}: {curve['label']}",
         )
 
 
