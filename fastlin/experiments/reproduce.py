@@ -33,6 +33,8 @@ from fastlin.training.regimes import choice
 
 KIND, VERSION = "fastlin panel", 1
 _LOCK = ".lock"
+_FIELDS = ("name", "title", "axis", "axis_label", "shallower", "asked", "lines", "remarks", "caption", "cells")
+_CELL_FIELDS = ("key", "place", "layers", "state", "started", "seconds", "error", "warnings", "row")
 
 
 @dataclass(frozen=True)
@@ -206,11 +208,18 @@ def read(path: Path) -> dict[str, Any]:
     """The record of a panel."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        right = record["kind"] == KIND and record["version"] == VERSION and isinstance(record["cells"], list)
+        if record["kind"] != KIND or record["version"] != VERSION:
+            raise FileError(
+                f"{path}: is a {record['kind']!r} of version {record['version']}, wants {KIND!r} of {VERSION}"
+            )
+        for fields, part in ((_FIELDS, record), *((_CELL_FIELDS, cell) for cell in record["cells"])):
+            missing = [name for name in fields if name not in part]
+            if missing:
+                raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
+    except FileError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileError(f"{path}: damaged, or not a file of fastlin: {error!r}") from None
-    if not right:
-        raise FileError(f"{path}: is not a {KIND!r} of version {VERSION}")
     found: dict[str, Any] = record
     return found
 

@@ -138,9 +138,12 @@ def test_a_folder_has_one_process(tmp_path):
 
 def test_a_damaged_record_is_told_and_kept(tmp_path):
     path = tmp_path / "2c.json"
-    for text in ("{", "[]", '{"kind": "other", "version": 1, "cells": []}'):
+    for text in (
+        *("{", "[]", "{}", '{"kind": "other", "version": 1}', '{"kind": "fastlin panel", "version": 2}'),
+        *(json.dumps({"kind": "fastlin panel", "version": 1, "cells": cells}) for cells in (3, [], [{}])),
+    ):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"2c\.json"):
+        with pytest.raises(ValueError, match=r"2c\.json: (damaged, or not a file of fastlin|is a '.*' of version)"):
             run(["2c"], tmp_path)
         assert path.read_text(encoding="utf-8") == text
 
