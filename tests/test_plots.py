@@ -166,12 +166,17 @@ def panel_row(regime, model, risk, **more):
         "risk": risk,
         "risk_error": 0.0,
     }
-    row |= {"normaliser": 10.0, "normalised": None if risk is None else risk / 10, "max": risk, "excess_percent": 1.0}
+    row |= {
+        "normaliser": 10.0,
+        "normalised": None if risk is None else risk / 10,
+        "typical_max": risk,
+        "excess_percent": 1.0,
+    }
     return {**row, "heavy_tail": False, "typical": risk, **more}
 
 
 def test_points_of_a_panel():
-    full, reduced = panel_row("joint", "full", 4.0, max=6.0), panel_row("joint", "reduced", 5.0)
+    full, reduced = panel_row("joint", "full", 4.0, typical_max=6.0), panel_row("joint", "reduced", 5.0)
     rows = [(1, full), (10, panel_row("joint", "full", None)), (1, reduced), (10, None)]
     figure = plots.panel_figure(panel_record(rows))
     upper, lower = figure.axes

@@ -90,6 +90,7 @@ def summary(run: Run) -> dict[str, Any]:
         "best_error": float(run.risk_error[run.best]) if math.isfinite(best) else None,
         "tail": float(run.tail[run.best]) if math.isfinite(best) else None,
         "typical": float(run.typical[run.best]) if math.isfinite(best) else None,
+        "typical_max": float(run.typical[torch.isfinite(run.risk)].max()) if len(risk) else None,
         "min": least,
         "lower_quartile": low,
         "median": median,

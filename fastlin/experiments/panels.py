@@ -188,6 +188,6 @@ class Cell:
             "theory_normalised": None if optimum is None else optimum / unit,
             "excess_percent": excess,
             **{name: summary[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "max", "mean")},
-            **{name: summary[name] for name in ("best_trial", "trials", "diverged", "tail", "typical")},
+            **{name: summary[name] for name in ("best_trial", "trials", "diverged", "tail", "typical", "typical_max")},
             "heavy_tail": summary["tail"] is not None and summary["tail"] > LARGEST_SHARE,
         }

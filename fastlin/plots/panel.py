@@ -112,7 +112,7 @@ def _draw_points(axes: Axes, record: dict[str, Any]) -> None:
     _, top = _limits(record)
     for group in _groups(record):
         drawn = [_drawn(row) for row in group.rows]
-        above = [row["max"] / row["normaliser"] - y for row, y in zip(group.rows, drawn, strict=True)]
+        above = [row["typical_max"] / row["normaliser"] - y for row, y in zip(group.rows, drawn, strict=True)]
         seen = [(x, y, bar) for x, y, bar in zip(group.x, drawn, above, strict=True) if bar > _SEEN * top]
         if seen:
             x, y, bars = zip(*seen, strict=True)

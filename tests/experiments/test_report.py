@@ -41,7 +41,7 @@ def test_order_of_regimes():
     right = panel(cell("plain", 5.0), cell("joint", 4.0), cell("plain", 3.0, n=9), cell("joint", 2.0, n=9))
     assert report.violations(right, None) == []
     wrong = panel(cell("plain", 4.0), cell("joint", 4.1), cell("plain", 3.0, n=9), cell("joint", 2.0, n=9))
-    assert report.violations(wrong, None) == ["joint full n = 5 is 2.5 % above plain full n = 5"]
+    assert report.violations(wrong, None) == ["joint full n=5 is 2.5 % above plain full n=5"]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_models_are_not_compared_with_each_other():
 def test_order_of_depths():
     shallow = panel(cell("plain", 5.0), cell("joint", 4.0))
     deep = panel(cell("plain", 5.5, layers=2, model="stack"), cell("joint", 3.0, layers=2, model="stack"))
-    assert report.violations(deep, shallow) == ["plain stack L = 2 n = 5 is 10.0 % above plain full n = 5"]
+    assert report.violations(deep, shallow) == ["plain stack L=2 n=5 is 10.0 % above plain full n=5"]
     axis = panel(cell("joint", 4.0, place=1), cell("joint", 4.4, layers=2, model="stack", place=2), axis="layers")
-    assert report.violations(axis, None) == ["joint stack L = 2 n = 5 is 10.0 % above joint full n = 5"]
+    assert report.violations(axis, None) == ["joint stack L=2 n=5 is 10.0 % above joint full n=5"]
 
 
 def test_caption():
@@ -80,9 +80,9 @@ def test_caption():
         "Excess over theory, full model: -25.00 % to +5.00 %.",
         "2 of 9 trials diverged.",
         "Heavy tails, where the mean risk rests on few sequences and the crossed points are medians of batches: "
-        "joint full n = 9 (3 ± 2.5).",
+        "joint full n=9 (3 ± 2.5).",
         "Not there yet: 1 of 4 cells.",
-        "Order: joint full n = 5 is 5.0 % above plain full n = 5.",
+        "Order: joint full n=5 is 5.0 % above plain full n=5.",
         "A remark.",
     ]
 
