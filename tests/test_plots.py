@@ -202,6 +202,12 @@ def test_a_panel_without_closed_forms_has_no_excess():
     assert {"joint, stack L = 3", "theory, L = 1: joint"} <= set(lines(figure))
 
 
+def test_regimes_of_a_stack_stand_beside_each_other():
+    rows = [(1, panel_row(regime, "stack", 4.0, layers=3, excess_percent=None)) for regime in ("plain", "joint")]
+    drawn = lines(plots.panel_figure(panel_record(rows)))
+    assert drawn["plain, stack L = 3"].get_xdata()[0] < drawn["joint, stack L = 3"].get_xdata()[0]
+
+
 def test_a_risk_that_rests_on_few_sequences_is_crossed():
     sure, unsure = panel_row("joint", "full", 4.0), panel_row("plain", "full", 900.0, heavy_tail=True, typical=3.0)
     axes = plots.panel_figure(panel_record([(1, sure), (10, unsure)])).axes[0]

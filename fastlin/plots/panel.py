@@ -85,13 +85,15 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
         row = cell["row"]
         if row is not None and row["risk"] is not None:
             found.setdefault((row["regime"], row["model"], row["attention_heads"]), []).append((cell["place"], row))
-    models = list(dict.fromkeys((model, heads) for _, model, heads in found))
+    # Regimes of one model stand on their own lines; those of stacks have none, and may coincide.
+    kinds = {key: key if key[1] == "stack" else key[1:] for key in found}
+    beside = list(dict.fromkeys(kinds.values()))
     span = max(record["lines"]["x"], default=1.0) - min(record["lines"]["x"], default=0.0) or 1.0
     groups = []
     for (regime, model, heads), points in found.items():
         curve = REGIME_CURVES.get(regime, regime)
         colour, filled = COLOURS.get(curve, "#17becf"), model in ("full", "stack")
-        aside = _ASIDE * span * (2 * models.index((model, heads)) - len(models) + 1)
+        aside = _ASIDE * span * (2 * beside.index(kinds[regime, model, heads]) - len(beside) + 1)
         style = {
             "linestyle": "none",
             "marker": MARKERS.get(curve, "*") if model != "softmax" else "+x"[heads > 1],
