@@ -1,6 +1,7 @@
 """`fastlin reproduce`: panels made cell by cell, stopped and gone on with, and what they leave in their folder."""
 
 import csv
+import io
 import json
 import os
 import random
@@ -279,6 +280,26 @@ def test_status_on_the_way(tmp_path, in_process):
     records = tmp_path / "cells" / "2c" / record["cells"][0]["key"] / "records.jsonl"
     records.write_text('{"step": 3}\n{"step"', encoding="utf-8")
     assert status.cells(tmp_path, working=True)[0].share == 0.5
+
+
+def test_the_live_line(tmp_path, in_process, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with status.Line(tmp_path) as line:
+
+        def tick():
+            line._shown = 0.0
+            line.show()
+
+        run(["2c"], tmp_path, ended=line.ended, tick=tick)
+    shown = terminal.getvalue()
+    assert "0/6 cells [? left] plain-full-n2 0 %" in shown
+    assert "5/6 cells [0:0" in shown
+    assert "2c 6/6 joint-full-n5: risk " in shown
 
 
 def test_time_left():
