@@ -117,7 +117,7 @@ def test_other_python_threads_run_during_a_call():
     counter = threading.Thread(target=count)
     counter.start()
     try:
-        of_a_small_call, of_a_large_call = progress(1), progress(20_000)
+        of_a_small_call, of_a_large_call = progress(1), progress(400_000)
     finally:
         stop.set()
         sys.setswitchinterval(interval)
