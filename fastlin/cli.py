@@ -159,8 +159,8 @@ def _add_reproduce(commands: Any) -> None:
     command.add_argument(
         "figure",
         metavar="FIGURE",
-        help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14; claims: the paper's, checked; noise, depth, ..., "
-        "or beyond: these experiments that the paper does not have",
+        help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14; claims: the paper's, checked; noise, depth, "
+        "softmax, one-prompt, or beyond: these four experiments, which the paper does not have",
     )
     command.add_argument("--scale", default="quick", help="quick, or paper: 50 trials × 20,000 steps × batch 8192")
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
@@ -185,10 +185,10 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     out = options.out or Path("runs") / options.scale
     request = Request(options.scale, options.preset, options.seed, options.jobs)
-    if options.figure == "claims":
+    panels = prompts.named(options.figure)
+    if not panels:
         _claims(request, out)
         return
-    panels = prompts.named(options.figure)
     records: list[dict[str, Any]] = []
 
     def draw(panel: str) -> None:

@@ -163,7 +163,7 @@ BEYOND = {
 
 
 def named(figure: str) -> list[Panel]:
-    """The panels of a figure: one, "all" of the paper's, or all that go "beyond" it."""
-    groups = {"all": list(PANELS.values()), "beyond": list(BEYOND.values())}
+    """The panels of a figure: one, "all" of the paper's, or all that go "beyond" it; "claims" are none."""
+    groups = {"all": list(PANELS.values()), "beyond": list(BEYOND.values()), "claims": []}
     name = choice("figure", figure, [*PANELS, *BEYOND, *groups])
     return groups[name] if name in groups else [{**PANELS, **BEYOND}[name]]

@@ -137,10 +137,10 @@ def _pair(row: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _where(row: dict[str, Any]) -> str:
-    return f"{row['regime']} {row['model']}{sizes(row)} n={row['n']}"
+    return f"{row['regime']} {row['model']}{_sizes(row)} n={row['n']}"
 
 
-def sizes(row: Mapping[str, Any]) -> str:
+def _sizes(row: Mapping[str, Any]) -> str:
     """Layers and attention heads where there are several."""
     letters = (("L", "layers"), ("H", "attention_heads"))
     return "".join(f" {letter}={row[name]}" for letter, name in letters if row[name] > 1)

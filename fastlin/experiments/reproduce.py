@@ -102,12 +102,11 @@ class Request:
 
 
 class Folder:
-    """The folder of some panels, locked.
+    """The folder of some panels, for whoever has it `locked`.
 
     Parameters
     ----------
     path : Path
-        Made when it is not there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +154,7 @@ class Folder:
         """Write the table and the caption of a panel."""
         record = self.records[name]
         other = record["shallower"]
-        shallower = self.records.get(other) or _there(self.path / f"{other}.json")
+        shallower = None if other is None else self.records.get(other) or _there(self.path / f"{other}.json")
         record["caption"] = report.caption(record, shallower)
         self._save(name)
         _write(self.path / f"{name}.csv", report.as_csv(record))

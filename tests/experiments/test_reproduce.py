@@ -370,6 +370,7 @@ def test_the_claims_command(tmp_path, monkeypatch, capsys):
         (["reproduce", "claims", "--preset", "paper"], "claims: got --preset or --jobs"),
         (["reproduce", "claims", "--jobs", "2"], "claims: got --preset or --jobs"),
         (["reproduce", "2e"], "figure: got '2e'"),
+        (["reproduce", "clams"], "did you mean claims"),
         (["reproduce", "2a", "--scale", "huge"], "scale: got 'huge', wants one of quick, paper"),
         (["reproduce", "2a", "--preset", "tunde"], "did you mean tuned"),
         (["reproduce", "2a", "--jobs", "0"], "jobs: got 0, wants an integer >= 1"),
