@@ -1,7 +1,7 @@
 // The launchers: how a call is cut up, where its workspace lies, and which kernels run one after another.
 #include <algorithm>
 
-#include "cuda/kernels.h"
+#include "cuda/kernels.cuh"
 #include "cuda/launch.h"
 
 namespace fastlin {
