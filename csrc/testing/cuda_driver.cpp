@@ -127,7 +127,7 @@ Case edge_case(int number) {
   // together.
   if (number % 16 == 11) {
     c = draw_case(static_cast<std::uint64_t>(number), 3e3);
-    c.mode = Mode::kReverse, c.wants = 1u << 8, c.R = 9, c.layers = 0;
+    c.B = 33, c.m = 7, c.mode = Mode::kReverse, c.wants = 1u << 8, c.R = 9, c.layers = 0, c.is_gram = false;
   }
   if (number % 128 == 40) {
     c.B = 33000, c.n = 1, c.m = 2, c.t = 1, c.R = 1, c.H = 1, c.layers = 0, c.is_gram = false;
