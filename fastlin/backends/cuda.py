@@ -184,7 +184,7 @@ def _copy(array: Tensor, device: torch.device) -> Tensor:
     version = None if array.is_inference() else array._version
     with torch.inference_mode():  # a copy that was made there cannot be written elsewhere
         if device not in by_device:
-            by_device[device] = (array.to(device), version, stream)
+            by_device[device] = (array.to(device, copy=True), version, stream)
         copy, copied, made_on = by_device[device]
         if version is None or version != copied:
             by_device[device] = (copy.copy_(array), version, made_on)
