@@ -129,9 +129,10 @@ def gram(z: Tensor) -> Tensor:
     B = math.prod(front)
     tokens = rows(z.reshape(B, n, m))
     G = z.new_empty(*front, m, m)
-    float64, (index, stream) = z.dtype is torch.float64, _place(z.device)
+    float64, module, (index, stream) = z.dtype is torch.float64, _module(), _place(z.device)
     sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
-    _module().gram(float64, index, stream, sizes, (tokens.data_ptr(), G.data_ptr()))
+    workspace = torch.empty(module.gram_workspace(float64, index, sizes), dtype=torch.uint8, device=z.device)
+    module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
     last_kernel = f"{'float64' if float64 else 'float32'} gram"
     return G
 

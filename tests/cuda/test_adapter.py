@@ -79,7 +79,7 @@ def test_an_error_of_cuda_is_raised_with_its_text():
     module, z, task = emulation.module(), torch.zeros(2, dtype=DOUBLE), torch.zeros(1, dtype=torch.int64)
     draw = SOURCES["mixture"].draw(1, 1)
     with pytest.raises(RuntimeError, match=r"^CUDA: gram: \w+"):
-        module.gram(True, 7, 0, (1, 1, 1, 1, 1), (z.data_ptr(), z[1:].data_ptr()))
+        module.gram(True, 7, 0, 0, (1, 1, 1, 1, 1), (z.data_ptr(), z[1:].data_ptr()))
     with pytest.raises(RuntimeError, match=r"^CUDA: sample_tasks: \w+"):
         module.sample_tasks(7, 0, draw.packed(draw.arrays), 1, task.data_ptr())
 
