@@ -43,8 +43,10 @@ template <class T, class Team>
 FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const Record& at, std::int64_t k,
                              std::int64_t r, double count, double* record, double* scratch, Team team) {
   const std::int64_t m = P.m, H = P.H;
-  if (at.squares >= 0 && team.first == 0) {
-    out.per_task[r * P.K + k] = static_cast<T>(count > 0 ? record[at.squares] / count : 0.0);
+  if (out.per_task != nullptr && team.first == 0) {
+    // An empty batch may lack targets.
+    const double sum = at.squares < 0 ? 0.0 : record[at.squares];
+    out.per_task[r * P.K + k] = static_cast<T>(count > 0 ? sum / count : 0.0);
   }
   const T* prompts = P.p == nullptr ? nullptr : P.p + (r * P.K + k) * P.t * m;  // [t, m]
   T* dp = out.dp == nullptr ? nullptr : out.dp + (r * P.K + k) * P.t * m;

@@ -1,7 +1,7 @@
 // The launchers: how a call is cut up, where its workspace lies, and which kernels run one after another.
 #include <algorithm>
 
-#include "cuda/kernels.h"
+#include "cuda/kernels.cuh"
 #include "cuda/launch.h"
 
 namespace fastlin {
@@ -181,7 +181,7 @@ int run(const Prepared<T>& made, void* stream) {
   if (error == 0 && call.matrices > 0) {
     error = launch(matrices_kernel<T>, blocks_of(call.matrices), dim3(kThreads), 0, stream, call);
   }
-  if (error == 0 && call.at.width > 0) {
+  if (error == 0 && (call.at.width > 0 || call.out.per_task != nullptr)) {
     const auto shared = static_cast<std::size_t>(call.P.m) * sizeof(double);
     error = launch(tasks_kernel<T>, static_cast<unsigned>(call.P.K * call.P.R), dim3(kLanes), shared, stream,
                    call);
