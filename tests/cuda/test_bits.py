@@ -19,7 +19,7 @@ DEVICES = [
     {"multiprocessors": 1},
     {"multiprocessors": 3, "order": 1},
     {"multiprocessors": 132, "order": 7},
-    {"shared_bytes": 48 * 1024, "order": 8},
+    {"shared_bytes": 1024, "order": 8},
 ]
 CASES = {
     "layer": ("prompt_loss", {"n": 7, "R": 3}),
