@@ -30,8 +30,8 @@ def extension(name: str = CPU) -> ModuleType | None:
 
 def loaded(name: str = CPU) -> ModuleType:
     """A compiled module where it is known to be there."""
-    module = extension(name)
-    assert module is not None, why_missing(name)
+    module, reason = _load(name)
+    assert module is not None, reason
     return module
 
 

@@ -61,7 +61,7 @@ def emulated(module: ModuleType) -> Iterator[None]:
 
 
 class _CudaKernels(Kernels):
-    piece = 1 << 22  # tasks and order of so many sequences take 100 MB
+    piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 
     def attention(
         self,
