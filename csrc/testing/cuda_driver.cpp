@@ -23,9 +23,9 @@ extern const InstructionSet instruction_set;
 
 namespace {
 
-// The least device and orders that threads can have; as much shared memory as a block may have since sm_75,
-// as on most GPUs, and so little that all workspace is global.
-constexpr emulated::Device kDevices[] = {{1, 4, 99 * 1024, 0}, {1, 1, 64 * 1024, 1}, {1, 2, 1024, 2}};
+// As much shared memory as a block may have on most GPUs, as on sm_75, and so little that all workspace is
+// global; several multiprocessors or one; three orders of threads and blocks.
+constexpr emulated::Device kDevices[] = {{1, 4, 99 * 1024, 0}, {1, 1, 64 * 1024, 1}, {1, 1, 1024, 2}};
 
 // Memory of exactly so many bytes, all NaN.
 using Bytes = Buffer<unsigned char>;
@@ -115,10 +115,20 @@ bool edge_holds(const Case& c, const std::vector<emulated::Device>& devices) {
   return true;
 }
 
-// As those of attention_driver.cpp, but smaller. In some all blocks have several tiles, and there are more
-// blocks than a device takes at once.
+// As those of attention_driver.cpp, but smaller. In some there are more tiles than a small device takes at
+// once, and in a few all blocks have several.
 Case edge_case(int number) {
   Case c = draw_case(static_cast<std::uint64_t>(number), number % 16 < 15 ? 1e5 : 1e6);
+  if (number % 16 == 7) {
+    c = draw_case(static_cast<std::uint64_t>(number), 3e3);
+    c.B = 130, c.m = 7, c.n = 9, c.is_gram = false;
+  }
+  // Sums over lanes of one kind alone, trial after trial: nothing that is done for others keeps lanes
+  // together.
+  if (number % 16 == 11) {
+    c = draw_case(static_cast<std::uint64_t>(number), 3e3);
+    c.mode = Mode::kReverse, c.wants = 1u << 8, c.R = 9, c.layers = 0;
+  }
   if (number % 128 == 40) {
     c.B = 33000, c.n = 1, c.m = 2, c.t = 1, c.R = 1, c.H = 1, c.layers = 0, c.is_gram = false;
   }
