@@ -63,7 +63,7 @@ def compiled(loss: Loss, mode: str | None) -> Loss:
         return run
 
     def call(*arguments: Tensor) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return run(*arguments)
 
     return call
@@ -76,7 +76,7 @@ def compiled_query_row() -> Loss:
 
 def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
     """A step, forward and backward, as one CUDA graph; the results of a replay are overwritten by the next."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # what is made once must be there before the capture
         for _ in range(3):

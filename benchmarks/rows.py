@@ -119,9 +119,7 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
     "graphed query row": lambda op, backend: peers.compiled(peers.query_row, "reduce-overhead"),
     "linear stack": lambda op, backend: sampled_peers.linear_stack_on_tokens,
     "compiled linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, None),
-    "graphed linear stack": lambda op, backend: peers.compiled(
-        sampled_peers.linear_stack_on_tokens, "reduce-overhead"
-    ),
+    "graphed linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, "reduce-overhead"),
 }
 """Losses of the contenders, given the op's name and the backend under test. "read", z.sum(), is the one without."""
 
@@ -130,9 +128,9 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
 class Entrant:
     """A contender of a race: its kind, precision, threads and backend (None: the session's) and turns.
 
-    The kind is a name in LOSSES, whose step is timed, or "graph", the op's step as one CUDA graph; "read", which sums z;
-    "call", the op's call alone, in which it makes its gradients; "autograd", torch.autograd.grad of one sum, which is
-    what torch takes for itself.
+    The kind is a name in LOSSES, whose step is timed, or "graph", the op's step as one CUDA graph; "read", which sums
+    z; "call", the op's call alone, in which it makes its gradients; "autograd", torch.autograd.grad of one sum, which
+    is what torch takes for itself.
     """
 
     kind: str

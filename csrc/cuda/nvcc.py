@@ -80,7 +80,7 @@ def describe(names: Sequence[str]) -> str:
 def command(toolkit: Toolkit, source: Path, out: Path, names: Sequence[str], *, werror: bool) -> list[str]:
     """The command that makes an object file with code for these architectures, and PTX of the last.
 
-    No multiply-add but where a kernel asks for one, as in the CPU's kernels: chi variates have the same bits everywhere.
+    No multiply-add but where a kernel asks for one, as on the CPU: chi variates have the same bits everywhere.
     """
     codes = [f"-gencode=arch={_virtual(name)},code={name}" for name in names]
     codes.append(f"-gencode=arch={_virtual(names[-1])},code={_virtual(names[-1])}")
