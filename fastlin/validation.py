@@ -295,8 +295,16 @@ def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor |
 
 
 def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
-    """Check task indices against K, or -1 when only the largest of them tells it. Returns K."""
-    if task is not None:
+    """Check task indices against K, or -1 when only the largest of them tells it. Returns K.
+
+    While a CUDA graph is captured nothing is read: the check is captured too, and a replay that fails it ends in a
+    device-side assertion.
+    """
+    if task is not None and _is_captured(task):
+        if tasks < 0:
+            raise ValueError(f"{op}: task alone tells K, which a CUDA graph cannot read; wants p, v or weight with K")
+        assert_task_indices(op, tasks, task)
+    elif task is not None:
         if task.ndim == 1 and 0 < task.numel() <= _FEW:
             # 0.7 us for one sequence, where the two numbers of a reduction take 5; at 64 sequences they are equal.
             indices = task.tolist()
@@ -311,10 +319,25 @@ def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
     return max(tasks, 1)
 
 
+def assert_task_indices(op: str, tasks: int, task: Tensor) -> None:
+    """Check task indices where the numbers come later: at run time of compiled code, or when a graph is replayed."""
+    valid = ((task >= 0) & (task < tasks)).all()
+    torch._assert_async(valid, f"{op}: task holds an index outside 0 <= task < K = {tasks}")
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def finite(op: str, named: Mapping[str, Tensor | None]) -> None:
     """Check that the tensors, by the name that the caller knows, hold finite numbers."""
     for name, tensor in named.items():
-        if tensor is not None and name != "task" and not bool(torch.isfinite(tensor).all()):
+        if tensor is None or name == "task":
+            continue
+        are_finite = torch.isfinite(tensor).all()
+        if _is_captured(tensor):
+            torch._assert_async(are_finite, f"{op}: {name} holds values that are not finite")
+        elif not are_finite:
             bad = int((~torch.isfinite(tensor)).sum())
             raise ValueError(
                 f"{op}: {name} holds {bad} values that are not finite, of {tensor.numel()}; "

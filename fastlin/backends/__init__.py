@@ -16,10 +16,10 @@ from fastlin.backends import eager
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 
-ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("cuda",)}
 """Backends that "auto" tries for a device type before eager, best first."""
 
-ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cuda", "triton")}
+ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("triton",)}
 """Names that are reserved for backends this version lacks, with what is said to who names one."""
 
 
@@ -64,7 +64,9 @@ class Sampler(Protocol):
     ) -> tuple[Tensor, Tensor, Gradients]:
         """`Backend.loss` of sequences that are drawn; the problem has neither x nor q."""
 
-    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sample(
+        self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,)."""
 
 

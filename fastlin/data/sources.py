@@ -5,7 +5,8 @@ y = x'beta + noise, and gives the tokens z = [x; y] of the context, the query q 
 the tokens, their Gram matrix, drawn from its own distribution (`bartlett`). With a constant coordinate tokens are
 [1; x; y]. Everything about a sequence is a function of (seed, step, stream, i) alone, computed in float64 in a fixed
 order of operations and rounded once: a batch can be taken in any pieces, bit for bit. `place` has the layout of draws.
-Where the extension is there its kernels draw, in the dtype that is asked for; their numbers differ by rounding.
+Where the extensions are there their kernels draw, on the device and in the dtype that are asked for; their numbers
+differ by rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fastlin import _extension
-from fastlin.backends import cpu
+from fastlin.backends import Sampler, cpu, cuda
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett, chi
 from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
@@ -85,10 +86,10 @@ class Source(ABC):
         task : Tensor (batch,), int64
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
-        return _rounded(self._sample(place, n, _default(dtype)), dtype, device)
+        return _rounded(self._sample(place, n, _default(dtype), _where(device)), dtype, device)
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        """Tokens on the CPU, in `dtype` or in float64."""
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Tokens on a device or on the CPU, in `dtype` or in float64."""
         with torch.device("cpu"):
             return self._tokens(place, n)
 
@@ -152,10 +153,11 @@ class LinearTasks(Source):
             The same as from `sample`, number for number.
         """
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
-        if draw is None or _extension.extension() is None:
+        sampler = _sampler(_where(device))
+        if draw is None or sampler is None:
             drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
-            drawn = cpu.sample(draw, True, kernel_dtype(_default(dtype)))
+            drawn = sampler.sample(draw, True, kernel_dtype(_default(dtype)), _where(device))
         return _rounded(drawn, dtype, device)
 
     def draw(
@@ -174,11 +176,12 @@ class LinearTasks(Source):
     def _recipe(self) -> Recipe:
         """The source in numbers."""
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        if _extension.extension() is None or _has_its_own_way(type(self)):
-            return super()._sample(place, n, dtype)
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        sampler = _sampler(device)
+        if sampler is None or _has_its_own_way(type(self)):
+            return super()._sample(place, n, dtype, device)
         check_room(n * self.d, 4)
-        return cpu.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype))
+        return sampler.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype), device)
 
     def _gram_in_torch(self, place: Place, n: int) -> Batch:
         """Gram matrices in float64 on the CPU, in torch operations: what the kernels must draw."""
@@ -396,9 +399,21 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
 
 
+def _where(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _sampler(device: torch.device) -> Sampler | None:
+    """The backend whose kernels draw for a device; they draw on the CPU for one that has none."""
+    # Inside torch.func and under a dispatch mode what torch allocates may be without memory.
+    is_plain = not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+    if device.type == "cuda" and is_plain and cuda.supports("sample", device, torch.float64, 0) is None:
+        return cuda
+    return None if _extension.extension() is None else cpu
+
+
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:
     """The batch in the caller's dtype and on its device; the task stays an integer."""
-    dtype = _default(dtype)
-    device = torch.get_default_device() if device is None else device
+    dtype, device = _default(dtype), _where(device)
     first, q, y = (t.to(dtype=dtype, device=device) for t in batch[:3])
     return first, q, y, batch[3].to(device=device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastlin import backends, validation
-from fastlin.ops._transforms import Path, assert_tasks, differentiated, each, path
+from fastlin.ops._transforms import Path, differentiated, each, path
 
 _TENSORS = ("z", "p", "task", "q")
 
@@ -36,7 +36,8 @@ def gram(
     if way is Path.TRANSFORMED or way is Path.FUNCTION:
         return _apply(*flat)
     if way is Path.TRACED_TORCH:
-        assert_tasks("gram", task, tasks)
+        if task is not None and tasks >= 0:
+            validation.assert_task_indices("gram", tasks, task)
         return _compute("eager", z, p, task, q)
     return _impl(*flat[:-1], backend if way is Path.DIRECT else "eager")
 
