@@ -4,8 +4,26 @@ import pytest
 import torch
 from helpers import INSTRUCTION_SETS, poisoned
 
+import fastlin as fl
 from fastlin import backends
 from fastlin.backends import cpu
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of a GPU are collected everywhere; where there is none they say why they do not run."""
+    reason = fl.info()["cuda"]["reason"]
+    for item in items:
+        if reason is not None and "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tables that tests recorded, as ("table", text), are shown though the tests passed."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(text)
 
 
 @pytest.fixture(autouse=True, scope="session")

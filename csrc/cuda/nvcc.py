@@ -78,22 +78,28 @@ def describe(names: Sequence[str]) -> str:
 
 
 def command(toolkit: Toolkit, source: Path, out: Path, names: Sequence[str], *, werror: bool) -> list[str]:
-    """The command that makes an object file with code for these architectures, and PTX of the last.
-
-    No multiply-add but where a kernel asks for one, as on the CPU: chi variates have the same bits everywhere.
-    """
+    """The command that makes an object file with code for these architectures, and PTX of the last."""
     codes = [f"-gencode=arch={_virtual(name)},code={name}" for name in names]
     codes.append(f"-gencode=arch={_virtual(names[-1])},code={_virtual(names[-1])}")
-    host = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
-    flags = ["-O3", "-std=c++17", "--fmad=false", f"--threads={os.cpu_count() or 1}", "-cudart=static"]
-    if werror:
-        host.append("-Werror")
-        flags.append("-Werror=all-warnings")
-    include = Path(__file__).parents[1]
+    host = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", *(["-Werror"] if werror else [])]
     return [
-        *(toolkit.nvcc, *flags, *codes, f"-Xcompiler={','.join(host)}"),
-        *(f"-I{include}", "-c", str(source), "-o", str(out)),
+        *(toolkit.nvcc, *_flags(werror), *codes, f"--threads={os.cpu_count() or 1}", f"-Xcompiler={','.join(host)}"),
+        *("-c", str(source), "-o", str(out)),
     ]
+
+
+def cubin_command(toolkit: Toolkit, source: Path, out: Path, name: str) -> list[str]:
+    """The command that makes one architecture's code alone, and prints what each kernel takes of the GPU."""
+    return [
+        *(toolkit.nvcc, *_flags(True), f"-arch={name}", "-Xptxas=-v", "-lineinfo"),
+        *("-cubin", str(source), "-o", str(out)),
+    ]
+
+
+def _flags(werror: bool) -> list[str]:
+    """No multiply-add but where a kernel asks for one, as on the CPU: chi variates have the same bits everywhere."""
+    flags = ["-O3", "-std=c++17", "--fmad=false", f"-I{Path(__file__).parents[1]}"]
+    return [*flags, "-Werror=all-warnings"] if werror else flags
 
 
 def _virtual(name: str) -> str:
