@@ -2,8 +2,9 @@
 // lane and needs no shuffle to be used again. What is above a word is left as it falls, since a product does
 // not look there. Included once for each kind of lane, after its Vec.
 
-constexpr std::uint32_t kPhiloxMultiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
-constexpr std::uint32_t kPhiloxWeyl[2] = {0x9E3779B9u, 0xBB67AE85u};  // golden ratio, sqrt(3) - 1
+FASTLIN_HD constexpr std::uint32_t philox_multiplier(int i) { return i == 0 ? 0xD2511F53u : 0xCD9E8D57u; }
+// The golden ratio, sqrt(3) - 1.
+FASTLIN_HD constexpr std::uint32_t philox_weyl(int i) { return i == 0 ? 0x9E3779B9u : 0xBB67AE85u; }
 
 // Half of the counter's first two rounds depends on the sequence alone and half on the block alone, so that
 // all lanes of a block share it: what is left of them for a sequence and a block is two exclusive ors.
@@ -24,9 +25,9 @@ class Philox {
         stream_((stream & 0xffu) << 24),
         step_(step | (stream >> 8) << 24) {
     for (int i = 0; i < 2; ++i) {
-      multiplier_[i] = W::set(kPhiloxMultiplier[i]);
-      std::uint32_t key = first_[i] + 2 * kPhiloxWeyl[i];
-      for (int round = 0; round < kRounds; ++round, key += kPhiloxWeyl[i]) key_[round][i] = W::set(key);
+      multiplier_[i] = W::set(philox_multiplier(i));
+      std::uint32_t key = first_[i] + 2 * philox_weyl(i);
+      for (int round = 0; round < kRounds; ++round, key += philox_weyl(i)) key_[round][i] = W::set(key);
     }
   }
 
@@ -37,11 +38,11 @@ class Philox {
   }
 
   FASTLIN_HD PhiloxBlock block(std::uint32_t index) const {
-    const std::uint64_t even = std::uint64_t{kPhiloxMultiplier[0]} * (index | stream_);
+    const std::uint64_t even = std::uint64_t{philox_multiplier(0)} * (index | stream_);
     const std::uint32_t word2 = static_cast<std::uint32_t>(even >> 32) ^ step_ ^ first_[1];
-    const std::uint64_t odd = std::uint64_t{kPhiloxMultiplier[1]} * word2;
-    return {static_cast<std::uint32_t>(odd >> 32) ^ (first_[0] + kPhiloxWeyl[0]),
-            static_cast<std::uint32_t>(odd), static_cast<std::uint32_t>(even) ^ (first_[1] + kPhiloxWeyl[1])};
+    const std::uint64_t odd = std::uint64_t{philox_multiplier(1)} * word2;
+    return {static_cast<std::uint32_t>(odd >> 32) ^ (first_[0] + philox_weyl(0)),
+            static_cast<std::uint32_t>(odd), static_cast<std::uint32_t>(even) ^ (first_[1] + philox_weyl(1))};
   }
 
   // A sequence's counter for a block after two rounds, c [4].

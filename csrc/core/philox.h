@@ -18,9 +18,8 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
-#define FASTLIN_HD __host__ __device__
-#else
+// Before a function that a GPU runs as well: cuda/platform.h says what it is there.
+#ifndef FASTLIN_HD
 #define FASTLIN_HD
 #endif
 

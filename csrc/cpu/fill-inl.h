@@ -31,15 +31,15 @@ class Filler {
  private:
   void rows(std::int64_t first, int count) const {
     Lanes<T> lanes = lanes_;
-    std::uint64_t sequences[N];
+    std::int64_t sequences[N];
     T* to[N];
     for (int l = 0; l < N; ++l) {
       // Lanes beyond the last row draw its numbers once more and write nothing.
       const std::int64_t row = first + std::min(l, count - 1);
-      sequences[l] = draws_.offset + static_cast<std::uint64_t>(row);
+      sequences[l] = row;
       to[l] = out_ + row * columns_;
     }
-    lanes.at(sequences);
+    lanes.at(draws_.offset, sequences);
     T tile[kColumns * N];
     for (std::int64_t j = 0; j < columns_; j += kColumns) {
       const std::int64_t width = std::min(kColumns, columns_ - j);
@@ -56,7 +56,7 @@ class Filler {
       lanes.normals(block, width, tile);
     } else {
       const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * j);
-      lanes.chi(slot, freedom_ + j, width, tile);
+      lanes.chi(slot, [&](std::int64_t i) { return freedom_[j + i]; }, width, tile);
     }
   }
 

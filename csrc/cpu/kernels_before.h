@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/arena.h"
 #include "core/philox.h"
-#include "cpu/arena.h"
 #include "cpu/parallel.h"
 #include "cpu/plan.h"
 #include "cpu/records.h"

@@ -2,16 +2,17 @@
 // namespace.
 // clang-format off: each file uses those before it.
 #include FASTLIN_VEC
-#include "cpu/parts-inl.h"
+#include "core/parts-inl.h"
 #include "core/philox-inl.h"
 #include "core/normal-inl.h"
 #include "core/chi-inl.h"
+#include "core/tile-inl.h"
 #include "cpu/tile-inl.h"
 #include "cpu/context-inl.h"
-#include "cpu/draws-inl.h"
-#include "cpu/sampler-inl.h"
+#include "core/draws-inl.h"
+#include "core/sampler-inl.h"
 #include "cpu/chunk-inl.h"
-#include "cpu/stack-inl.h"
+#include "core/stack-inl.h"
 #include "cpu/data-inl.h"
 #include "cpu/trials-inl.h"
 #include "cpu/attention-inl.h"

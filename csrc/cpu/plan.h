@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "core/records.h"
 #include "kernels.h"
 
 namespace fastlin {
@@ -37,29 +38,6 @@ std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lan
   const bool of_data = out.dx != nullptr || out.dq != nullptr;
   return choose_path(P) != Path::kGram || of_data || P.R < kFewest ? 0 : P.R / lanes * lanes;
 }
-
-// Columns of a record's row; -1 where a sum is not kept.
-struct Record {
-  std::int64_t squares = -1;  // 1: sum of squared errors
-  std::int64_t e = -1;        // H m: sum of G (g a), without the prompt
-  std::int64_t p = -1;        // t m: dp (stack)
-  std::int64_t q = -1;        // m: sum of r q, which gives dh, and in one layer the prompt its part
-  std::int64_t width = 0;
-
-  template <class T>
-  Record(const Problem<T>& P, const Results<T>& out) {
-    const auto column = [this](bool kept, std::int64_t size) {
-      const std::int64_t first = kept ? width : -1;
-      width += kept ? size : 0;
-      return first;
-    };
-    const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
-    squares = column(P.has_targets(), 1);
-    e = column(out.dv != nullptr, P.H * P.m);
-    p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
-    q = column(out.dh != nullptr || (!stack && prompted && (out.dv != nullptr || out.dp != nullptr)), P.m);
-  }
-};
 
 template <class T>
 struct Plan {
@@ -163,9 +141,7 @@ struct Plan {
     if (!problem.has_targets()) return;
     coefficient.resize(static_cast<std::size_t>(problem.K));
     for (std::int64_t k = 0; k < problem.K; ++k) {
-      coefficient[k] = static_cast<T>(problem.weight == nullptr ? 1.0 / std::max(total(), 1.0)
-                                      : count(k) > 0            ? problem.weight[k] / count(k)
-                                                                : 0.0);
+      coefficient[k] = error_coefficient(problem, k, count(k), total());
     }
   }
 };

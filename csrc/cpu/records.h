@@ -13,50 +13,9 @@ namespace fastlin {
 template <class T>
 void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, double* record) {
   const Problem<T>& P = plan.problem;
-  const Record& at = plan.record;
-  const std::int64_t m = P.m, H = P.H;
-  std::vector<double> s(static_cast<std::size_t>(m));
-  for (std::int64_t r = 0; r < P.R; ++r, record += at.width) {
-    if (at.squares >= 0) {
-      out.per_task[r * P.K + k] = static_cast<T>(record[at.squares] / plan.count(k));
-    }
-    const T* prompts = P.p == nullptr ? nullptr : P.p + (r * P.K + k) * P.t * m;  // [t, m]
-    T* dp = out.dp == nullptr ? nullptr : out.dp + (r * P.K + k) * P.t * m;
-    if (at.p >= 0) {
-      for (std::int64_t i = 0; i < P.t * m; ++i) dp[i] = static_cast<T>(record[at.p + i]);
-    }
-    const double* rq = at.q < 0 ? nullptr : record + at.q;
-    for (std::int64_t j = 0; out.dh != nullptr && j < m; ++j) {
-      out.dh[(r * P.K + k) * m + j] = static_cast<T>(P.last_skip * rq[j]);
-    }
-    for (std::int64_t h = 0; h < H; ++h) {
-      const std::int64_t head = ((r * H + h) * P.K + k) * m;
-      double* e = at.e < 0 ? nullptr : record + at.e + h * m;
-      // In one layer the prompt is the same for all sequences of the task, so that s = scale W' sum r q, the
-      // sum of g a, says all: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
-      const bool has_prompt = P.layers == 0 && rq != nullptr && P.t > 0;
-      if (has_prompt) {
-        const T* W = P.W + (r * H + h) * m * m;
-        std::fill(s.begin(), s.end(), 0.0);
-        for (std::int64_t i = 0; i < m; ++i) {
-          for (std::int64_t j = 0; j < m; ++j) s[j] += P.scale * rq[i] * W[i * m + j];
-        }
-      }
-      for (std::int64_t t = 0; has_prompt && t < P.t; ++t) {
-        const T* token = prompts + t * m;
-        double with_v = 0, with_a = 0;
-        for (std::int64_t i = 0; i < m; ++i) {
-          with_v += static_cast<double>(token[i]) * P.v[head + i];
-          with_a += token[i] * s[i];
-        }
-        for (std::int64_t i = 0; e != nullptr && i < m; ++i) e[i] += token[i] * with_a;
-        for (std::int64_t i = 0; dp != nullptr && i < m; ++i) {
-          const double grad = with_v * s[i] + with_a * P.v[head + i];
-          dp[t * m + i] = static_cast<T>(h == 0 ? grad : dp[t * m + i] + grad);
-        }
-      }
-      for (std::int64_t i = 0; e != nullptr && i < m; ++i) out.dv[head + i] = static_cast<T>(e[i]);
-    }
+  std::vector<double> scratch(static_cast<std::size_t>(P.m));
+  for (std::int64_t r = 0; r < P.R; ++r, record += plan.record.width) {
+    finish_trial(P, out, plan.record, k, r, plan.count(k), record, scratch.data(), Alone{});
   }
 }
 
@@ -99,17 +58,13 @@ void join_ends(const Plan<T>& plan, const Results<T>& out, const std::vector<End
   if (task >= 0) finish_task(plan, out, task, sum);
 }
 
-// Loss [R]: the tasks' means with their weights, or with their shares of the batch.
+// Loss [R].
 template <class T>
 void write_loss(const Plan<T>& plan, const Results<T>& out) {
   const Problem<T>& P = plan.problem;
+  const auto count = [&](std::int64_t k) { return plan.count(k); };
   for (std::int64_t r = 0; r < P.R; ++r) {
-    double sum = 0;
-    for (std::int64_t k = 0; k < P.K; ++k) {
-      const double share = plan.count(k) / std::max(plan.total(), 1.0);
-      sum += (P.weight == nullptr ? share : P.weight[k]) * out.per_task[r * P.K + k];
-    }
-    out.loss[r] = static_cast<T>(sum);
+    out.loss[r] = weighted_loss(P, out.per_task + r * P.K, count, plan.total());
   }
 }
 

@@ -25,9 +25,7 @@ void draw_tasks(const Source& S, const std::int64_t* sequences, std::int64_t* ta
   std::uint32_t words[4 * N] = {};
   if (S.K > 1 && S.strata == nullptr) {
     Lanes<T> lanes(S.seed, S.step, S.stream);
-    std::uint64_t index[N];
-    for (int l = 0; l < N; ++l) index[l] = S.offset + static_cast<std::uint64_t>(sequences[l]);
-    lanes.at(index);
+    lanes.at(S.offset, sequences);
     lanes.words(0, words);
   }
   for (int l = 0; l < N; ++l) task[l] = S.K > 1 ? Sampler<T>::task(S, sequences[l], words[l]) : 0;

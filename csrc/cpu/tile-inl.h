@@ -1,53 +1,22 @@
-// Tiles: V::size sequences side by side, one in each lane, so that a token element, a vector or a matrix of
-// all of them is [.., V::size] in memory. No product has a horizontal sum and no width has padding.
+// Tiles on a CPU: transposes in registers, and products in register tiles. core/tile-inl.h has the layout.
 
 template <class T>
-struct Tile {
+struct Tile : Entries<T> {
   using V = Vec<T>;
-  static constexpr std::int64_t N = V::size;
+  using Entries<T>::N;
+  using Entries<T>::at;
+  using Entries<T>::put;
 
-  static V at(const T* tile, std::int64_t i) { return V::load(tile + i * N); }
-  static void put(T* tile, std::int64_t i, V value) { value.store(tile + i * N); }
-
-  static void zero(T* tile, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) put(tile, i, V::zero());
+  // to [count] = from, numbers.
+  static void round(const double* from, std::int64_t count, T* to) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);
   }
 
-  static void add(T* tile, const T* other, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) put(tile, i, at(tile, i) + at(other, i));
-  }
-
-  static V dot(const T* x, const T* y, std::int64_t count) {
-    V even = V::zero(), odd = V::zero();
-    std::int64_t i = 0;
-    for (; i + 2 <= count; i += 2) {
-      even = fma(at(x, i), at(y, i), even);
-      odd = fma(at(x, i + 1), at(y, i + 1), odd);
+  // tile [size, lanes] of rows of an array [K, size] by the lanes' tasks.
+  static void round_by_task(const double* values, const std::int64_t* task, std::int64_t size, T* tile) {
+    for (int l = 0; l < N; ++l) {
+      for (std::int64_t i = 0; i < size; ++i) tile[i * N + l] = static_cast<T>(values[task[l] * size + i]);
     }
-    if (i < count) even = fma(at(x, i), at(y, i), even);
-    return even + odd;
-  }
-
-  // to += factor * x.
-  static void add_scaled(V factor, const T* x, std::int64_t count, T* to) {
-    for (std::int64_t i = 0; i < count; ++i) put(to, i, fma(factor, at(x, i), at(to, i)));
-  }
-
-  // matrix [m, m] += g sym(a v').
-  static void add_rank_two(V g, const T* a, const T* v, std::int64_t m, T* matrix) {
-    const V half = V::set(T(0.5)) * g;
-    for (std::int64_t i = 0; i < m; ++i) {
-      const V ai = half * at(a, i), vi = half * at(v, i);
-      T* row = matrix + i * m * N;
-      for (std::int64_t j = 0; j < m; ++j) put(row, j, fma(ai, at(v, j), fma(vi, at(a, j), at(row, j))));
-    }
-  }
-
-  // out += 2 sym(a v') x = (x . v) a + (x . a) v.
-  static void add_pull(const T* x, const T* a, const T* v, std::int64_t m, V factor, T* out) {
-    const V with_v = factor * dot(x, v, m), with_a = factor * dot(x, a, m);
-    add_scaled(with_v, a, m, out);
-    add_scaled(with_a, v, m, out);
   }
 
   // tile[i][lane] = rows[lane][offset + i]. The last V::size columns are taken together, whatever overlaps.
@@ -132,50 +101,6 @@ struct Tile {
     return V::sums(r);
   }
 };
-
-// Operands of products, with entries (k, i). `Across` has those of one k side by side, `Along` those of one
-// i, so that one stride is known when the code is compiled. Strides are in entries: V::size numbers of as
-// many sequences, or one number that is the same for all.
-template <class T, bool kNumbers = false>
-struct Across {
-  const T* first;
-  std::int64_t stride;
-  static constexpr std::int64_t kEntry = kNumbers ? 1 : Vec<T>::size;
-  std::int64_t k() const { return stride * kEntry; }
-  std::int64_t i() const { return kEntry; }
-};
-
-template <class T, bool kNumbers = false>
-struct Along {
-  const T* first;
-  std::int64_t stride;
-  static constexpr std::int64_t kEntry = kNumbers ? 1 : Vec<T>::size;
-  std::int64_t k() const { return kEntry; }
-  std::int64_t i() const { return stride * kEntry; }
-};
-
-template <class T>
-using NumbersAcross = Across<T, true>;
-template <class T>
-using NumbersAlong = Along<T, true>;
-
-// Where a product goes: to(i, j) = base(i, j) + factor * product, without base when that is null; they may be
-// one. `Across` is side by side in j, `Along` in i.
-template <class T, bool kAcross>
-struct To {
-  T* first;
-  std::int64_t stride;
-  T factor = 1;
-  const T* base = nullptr;
-  static constexpr std::int64_t kEntry = Vec<T>::size;
-  std::int64_t i() const { return kAcross ? stride * kEntry : kEntry; }
-  std::int64_t j() const { return kAcross ? kEntry : stride * kEntry; }
-};
-
-template <class T>
-using ToAcross = To<T, true>;
-template <class T>
-using ToAlong = To<T, false>;
 
 // Strides as numbers of their own: a store of vectors could change what a reference refers to, for all that
 // the compiler knows, and it would read them again after each.
@@ -288,6 +213,12 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
   }
 }
 
+// The same with one column.
+template <class A, class B, class C>
+inline void product_column(std::int64_t rows, std::int64_t count, const A& a, const B& b, const C& to) {
+  product(rows, 1, count, a, b, to);
+}
+
 // The last I rows or fewer of a product with one column.
 template <int I, class T>
 void last_of_column(std::int64_t rows, std::int64_t count, Strides by, const T* a, const T* b, const T* base,
@@ -310,15 +241,5 @@ inline void add_column(std::int64_t rows, std::int64_t count, const T* a, const 
     const std::int64_t height = blocks == 1 ? left : (left + blocks - 1) / blocks;
     last_of_column<I>(height, count, by, a + i, b, base + i * N, to + i * N);
     i += height;
-  }
-}
-
-// A product that is known to be symmetric, m x m: its lower triangle is computed, and mirrored.
-template <class T, class A, class B>
-inline void symmetric_product(std::int64_t m, std::int64_t count, const A& a, const B& b,
-                              const ToAcross<T>& to) {
-  product(m, m, count, a, b, to, true);
-  for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = 0; j < i; ++j) Tile<T>::put(to.first, j * m + i, Tile<T>::at(to.first, i * m + j));
   }
 }

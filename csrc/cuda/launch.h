@@ -31,9 +31,13 @@ std::int64_t workspace_bytes(const Problem<T>&, const Results<T>&, int device);
 template <class T>
 int attention(const Problem<T>&, const Results<T>&, const Order&, void* workspace, int device, void* stream);
 
+// Bytes of device memory that `gram` works in.
+template <class T>
+std::int64_t gram_bytes(std::int64_t B, std::int64_t n, std::int64_t m, int device);
+
 template <class T>
 int gram(const T* z, std::int64_t batch, std::int64_t row,  // [B, n, m] and its strides
-         std::int64_t B, std::int64_t n, std::int64_t m, T* G, int device, void* stream);
+         std::int64_t B, std::int64_t n, std::int64_t m, T* G, void* workspace, int device, void* stream);
 
 // Bytes of device memory that `sample` works in.
 template <class T>

@@ -68,6 +68,9 @@ inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
   for (int i = 0; i < 2 * half; ++i) out.x[i] = static_cast<std::uint32_t>(parts[i / half].x[i % half]);
   return out;
 }
+inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
+  return each<Vec<float>>([](float x, float y) { return x / y; }, a, b);
+}
 inline Vec<double> operator/(Vec<double> a, Vec<double> b) {
   return each<Vec<double>>([](double x, double y) { return x / y; }, a, b);
 }

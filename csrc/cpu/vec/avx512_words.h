@@ -102,6 +102,7 @@ inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
 }
 inline Vec<double> as_double(Vec<std::uint64_t> a) { return {_mm512_castsi512_pd(a.x)}; }
 inline Vec<std::uint64_t> bits_of(Vec<double> a) { return {_mm512_castpd_si512(a.x)}; }
+inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {_mm512_div_ps(a.x, b.x)}; }
 inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return {_mm512_div_pd(a.x, b.x)}; }
 inline Vec<double> sqrt(Vec<double> a) { return {_mm512_maskz_sqrt_pd(0xff, a.x)}; }
 inline void store_rounded(Vec<double> a, float* p) { _mm256_storeu_ps(p, _mm512_maskz_cvtpd_ps(0xff, a.x)); }

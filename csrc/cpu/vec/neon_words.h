@@ -98,6 +98,7 @@ inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
 }
 inline Vec<double> as_double(Vec<std::uint64_t> a) { return {vreinterpretq_f64_u64(a.x)}; }
 inline Vec<std::uint64_t> bits_of(Vec<double> a) { return {vreinterpretq_u64_f64(a.x)}; }
+inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {vdivq_f32(a.x, b.x)}; }
 inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return {vdivq_f64(a.x, b.x)}; }
 inline Vec<double> sqrt(Vec<double> a) { return {vsqrtq_f64(a.x)}; }
 inline void store_rounded(Vec<double> a, float* p) { vst1_f32(p, vcvt_f32_f64(a.x)); }

@@ -1,4 +1,4 @@
-// Vec of one number, in standard C++: runs everywhere, a thread of a GPU included.
+// Vec of one number, in standard C++: runs everywhere.
 
 template <class T>
 struct Vec {
@@ -6,23 +6,23 @@ struct Vec {
   static constexpr int registers = 16;
   T x;
 
-  FASTLIN_HD static Vec zero() { return {T(0)}; }
-  FASTLIN_HD static Vec set(T value) { return {value}; }
-  FASTLIN_HD static Vec broadcast(const T* p) { return {*p}; }
-  FASTLIN_HD static Vec load(const T* p) { return {*p}; }
-  FASTLIN_HD static Vec load_once(const T* p) { return load(p); }
-  FASTLIN_HD static Vec load_first(const T* p, int count) { return {count > 0 ? *p : T(0)}; }
-  FASTLIN_HD void store(T* p) const { *p = x; }
-  FASTLIN_HD void store_first(T* p, int count) const {
+  static Vec zero() { return {T(0)}; }
+  static Vec set(T value) { return {value}; }
+  static Vec broadcast(const T* p) { return {*p}; }
+  static Vec load(const T* p) { return {*p}; }
+  static Vec load_once(const T* p) { return load(p); }
+  static Vec load_first(const T* p, int count) { return {count > 0 ? *p : T(0)}; }
+  void store(T* p) const { *p = x; }
+  void store_first(T* p, int count) const {
     if (count > 0) *p = x;
   }
 
-  FASTLIN_HD friend Vec operator+(Vec a, Vec b) { return {a.x + b.x}; }
-  FASTLIN_HD friend Vec operator-(Vec a, Vec b) { return {a.x - b.x}; }
-  FASTLIN_HD friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
-  FASTLIN_HD friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
+  friend Vec operator+(Vec a, Vec b) { return {a.x + b.x}; }
+  friend Vec operator-(Vec a, Vec b) { return {a.x - b.x}; }
+  friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
+  friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 
-  FASTLIN_HD static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[1]) {
+  static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[1]) {
     r[0] = load(rows[0] + offset);
   }
   FASTLIN_INLINE static void transpose(Vec (&)[1]) {}
@@ -30,3 +30,8 @@ struct Vec {
 };
 
 #include "cpu/vec/scalar_words.h"
+
+template <class T>
+inline void store_rounded(Vec<double> a, T* p) {
+  *p = static_cast<T>(a.x);
+}

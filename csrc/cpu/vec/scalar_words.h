@@ -1,4 +1,4 @@
-// Words, bits and comparisons for the Vec of one number.
+// Words, bits and comparisons for a Vec that is one number, x: on a CPU, and in a thread of a GPU's warp.
 
 template <class T>
 struct Mask {
@@ -29,6 +29,7 @@ FASTLIN_HD inline Vec<std::uint32_t> shift_right_signed(Vec<std::uint32_t> a) {
 }
 FASTLIN_HD inline Mask<float> top_bit(Vec<std::uint32_t> a) { return {a.x >> 31 != 0}; }
 
+FASTLIN_HD inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {a.x / b.x}; }
 FASTLIN_HD inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return {a.x / b.x}; }
 FASTLIN_HD inline Vec<double> sqrt(Vec<double> a) { return {std::sqrt(a.x)}; }
 FASTLIN_HD inline Mask<double> less(Vec<double> a, Vec<double> b) { return {a.x < b.x}; }
@@ -42,11 +43,6 @@ FASTLIN_HD inline Vec<std::uint64_t> high_word(Vec<std::uint64_t> a) { return {a
 FASTLIN_HD inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
   return {static_cast<std::uint32_t>(parts[0].x)};
 }
-template <class T>
-FASTLIN_HD inline void store_rounded(Vec<double> a, T* p) {
-  *p = static_cast<T>(a.x);
-}
-
 template <class T>
 FASTLIN_HD inline Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {
   return mask.x ? a : b;

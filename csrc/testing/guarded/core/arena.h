@@ -1,4 +1,4 @@
-// cpu/arena.h for the address sanitizer, which sees one allocation where the kernels see many arrays. Stands
+// core/arena.h for the address sanitizer, which sees one allocation where the kernels see many arrays. Stands
 // before csrc in the include path: each array is followed by a line that must not be touched, and starts as
 // NaN (bytes 0xff), so that a number that is read before it is written reaches the results.
 #pragma once
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #define Arena PlainArena
-#include "../../../cpu/arena.h"
+#include "../../../core/arena.h"
 #undef Arena
 
 namespace fastlin {

@@ -6,22 +6,24 @@
 #include <memory>
 #include <new>
 
+#include "core/philox.h"
+
 namespace fastlin {
 
 class Arena {
  public:
   Arena() = default;
-  explicit Arena(std::byte* base) : base_(base) {}
+  FASTLIN_HD explicit Arena(std::byte* base) : base_(base) {}
 
   // Uninitialised room for count numbers, on a cache line of its own; null while sizes are counted.
   template <class T>
-  T* take(std::int64_t count) {
+  FASTLIN_HD T* take(std::int64_t count) {
     T* taken = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + kLine - 1) / kLine * kLine;
     return taken;
   }
-  std::size_t used() const { return used_; }
-  bool only_counts() const { return base_ == nullptr; }
+  FASTLIN_HD std::size_t used() const { return used_; }
+  FASTLIN_HD bool only_counts() const { return base_ == nullptr; }
 
   static constexpr std::size_t kLine = 64;
 

@@ -10,10 +10,15 @@ class Lanes {
   static constexpr int kParts = N / D::size;  // vectors of doubles for as many sequences
 
  public:
-  Lanes(std::uint64_t seed, std::uint32_t step, std::uint32_t stream) : philox_(seed, step, stream) {}
+  FASTLIN_HD Lanes(std::uint64_t seed, std::uint32_t step, std::uint32_t stream)
+      : philox_(seed, step, stream) {}
 
-  void at(const std::uint64_t* sequences) {  // [V::size], any
-    for (int p = 0; p < kParts; ++p) sequence_[p] = philox_.sequence(W::load(sequences + p * W::size));
+  // Goes to sequences [V::size], any, counted from an offset on.
+  FASTLIN_HD void at(std::uint64_t offset, const std::int64_t* sequences) {
+    const auto* from = reinterpret_cast<const std::uint64_t*>(sequences);
+    for (int p = 0; p < kParts; ++p) {
+      sequence_[p] = philox_.sequence(W::load(from + p * W::size) + W::set(offset));
+    }
   }
 
   void words(std::uint32_t block, std::uint32_t* out) const {  // [4, V::size]
@@ -29,7 +34,7 @@ class Lanes {
   }
 
   // Uniforms 0 .. count - 1 from a block on.
-  void uniforms(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
+  FASTLIN_HD void uniforms(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
     for (std::int64_t i = 0; i < count; i += 4) {
       W c[kParts][4];
       draw(block++, c);
@@ -42,7 +47,7 @@ class Lanes {
   }
 
   // Normals 0 .. count - 1 from a block on. A pair takes two words even when one of it is left out.
-  void normals(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
+  FASTLIN_HD void normals(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
     constexpr int kStep = 4 * kBlocks;
     I words[kStep];
     V x[kStep];
@@ -55,7 +60,10 @@ class Lanes {
     if (count == 0) return;
     words_of_blocks(block, words);
     normals_of_words(words, x);
-    for (int j = 0; j < count; ++j) x[j].store(out + j * N);
+    FASTLIN_UNROLL
+    for (int j = 0; j < kStep; ++j) {
+      if (j < count) x[j].store(out + j * N);
+    }
   }
 
   // The two normals of given words.
@@ -74,43 +82,45 @@ class Lanes {
     y.store(second);
   }
 
-  // A chi variate from the blocks that start there; 0 when it has no freedom.
-  void chi(std::uint32_t block, std::int64_t freedom, T* out) const {  // [V::size]
-    chi_slots<1>(block, &freedom, 1, out);
-  }
-
-  // Chi variates of slots that follow one another. Each is a long chain of operations: four vectors of them
-  // are under way, which takes 70 % (double) or 88 % (float) of the time of one slot after the other
-  // (AVX-512).
-  void chi(std::uint32_t block, const std::int64_t* freedom, std::int64_t slots, T* out) const {
-    constexpr int kSlots = 4 / kParts;
+  // Chi variates of slots that follow one another, [slots, V::size]; slot i has freedom(i), and is 0 when
+  // that is 0. Each is a long chain of operations: four vectors of them are under way, which takes 70 %
+  // (double) or 88 % (float) of the time of one slot after the other (AVX-512).
+  template <class F>
+  FASTLIN_HD void chi(std::uint32_t block, F freedom, std::int64_t slots, T* out) const {
+    constexpr int kSlots = kChains / kParts;
     for (std::int64_t i = 0; i < slots; i += kSlots) {
-      chi_slots<kSlots>(block + static_cast<std::uint32_t>(kBlocksPerChi * i), freedom + i,
-                        static_cast<int>(std::min<std::int64_t>(kSlots, slots - i)), out + i * N);
+      std::int64_t of_slots[kSlots];
+      FASTLIN_UNROLL
+      for (int j = 0; j < kSlots; ++j) of_slots[j] = i + j < slots ? freedom(i + j) : 0;
+      chi_slots(block + static_cast<std::uint32_t>(kBlocksPerChi * i), of_slots,
+                static_cast<int>(std::min<std::int64_t>(kSlots, slots - i)), out + i * N);
     }
   }
 
  private:
-  // Under way at a time: Philox's products wait for each other, and one block leaves the machine idle.
-  static constexpr int kBlocks = 2;
+  // Under way at a time: Philox's products wait for each other, and one block leaves a CPU idle. A GPU has
+  // other warps to go on with.
+  static constexpr bool kAlone = V::registers < 16;
+  static constexpr int kBlocks = kAlone ? 1 : 2, kChains = kAlone ? kParts : 4;
 
-  FASTLIN_INLINE void draw(std::uint32_t block, W (&c)[kParts][4]) const {
+  FASTLIN_HD FASTLIN_INLINE void draw(std::uint32_t block, W (&c)[kParts][4]) const {
     const PhiloxBlock shared = philox_.block(block);
     FASTLIN_UNROLL
     for (int p = 0; p < kParts; ++p) philox_.start(sequence_[p], shared, c[p]);
     philox_.finish(c);
   }
 
-  // The first `count` of S slots.
+  // The first `count` of some slots.
   template <int S>
-  FASTLIN_INLINE void chi_slots(std::uint32_t block, const std::int64_t* freedom, int count, T* out) const {
-    constexpr int kChains = S * kParts;
+  FASTLIN_HD FASTLIN_INLINE void chi_slots(std::uint32_t block, const std::int64_t (&freedom)[S], int count,
+                                           T* out) const {
+    static_assert(S * kParts == kChains, "");
     using Ds = Parts<D, kChains>;
     using Ws = Parts<W, kChains>;
     Ds k, shape, scale;
     FASTLIN_UNROLL
     for (int i = 0; i < kChains; ++i) {
-      const Freedom each(i / kParts < count ? freedom[i / kParts] : 0);
+      const Freedom each(freedom[i / kParts]);
       k.part[i] = D::set(each.k);
       shape.part[i] = D::set(each.shape);
       scale.part[i] = D::set(each.scale);
@@ -130,14 +140,19 @@ class Lanes {
       for (int i = 0; i < 4 * kChains; ++i) words[i % 4].part[i / 4] = c[i / 4][i % 4];
       again = chi.block(words);
     }
-    for (int i = 0; i < count * kParts; ++i) store_rounded(chi.value.part[i], out + i * D::size);
+    FASTLIN_UNROLL
+    for (int i = 0; i < kChains; ++i) {
+      if (i < count * kParts) store_rounded(chi.value.part[i], out + i * D::size);
+    }
   }
 
   // Words as the normals take them.
-  FASTLIN_INLINE static void join(const W (&parts)[kParts], Vec<std::uint32_t>& w) { w = words_of(parts); }
-  FASTLIN_INLINE static void join(const W (&parts)[kParts], W& w) { w = parts[0]; }
+  FASTLIN_HD FASTLIN_INLINE static void join(const W (&parts)[kParts], Vec<std::uint32_t>& w) {
+    w = words_of(parts);
+  }
+  FASTLIN_HD FASTLIN_INLINE static void join(const W (&parts)[kParts], W& w) { w = parts[0]; }
 
-  FASTLIN_INLINE void words_of_blocks(std::uint32_t block, I (&words)[4 * kBlocks]) const {
+  FASTLIN_HD FASTLIN_INLINE void words_of_blocks(std::uint32_t block, I (&words)[4 * kBlocks]) const {
     W c[kBlocks * kParts][4];
     FASTLIN_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
@@ -157,7 +172,7 @@ class Lanes {
 
   // One vector of pairs, or several as Parts.
   template <class Words, class Normals>
-  FASTLIN_INLINE static void normal_pairs(Words w0, Words w1, Normals& first, Normals& second) {
+  FASTLIN_HD FASTLIN_INLINE static void normal_pairs(Words w0, Words w1, Normals& first, Normals& second) {
     if constexpr (std::is_same<T, float>::value) {
       box_muller(w0, w1, first, second);
     } else {
@@ -165,7 +180,7 @@ class Lanes {
     }
   }
 
-  FASTLIN_INLINE static void normals_of_words(const I (&words)[4 * kBlocks], V (&x)[4 * kBlocks]) {
+  FASTLIN_HD FASTLIN_INLINE static void normals_of_words(const I (&words)[4 * kBlocks], V (&x)[4 * kBlocks]) {
     FASTLIN_UNROLL
     for (int i = 0; i < 4 * kBlocks; i += 4) {
       const Parts<I, 2> w0{words[i], words[i + 2]}, w1{words[i + 1], words[i + 3]};

@@ -10,7 +10,7 @@ class Layers {
   static constexpr std::int64_t N = V::size;
 
  public:
-  Layers(Arena& arena, const Problem<T>& P, const Results<T>& out)
+  FASTLIN_HD Layers(Arena& arena, const Problem<T>& P, const Results<T>& out)
       : P(P), out(out), m(P.m), square(P.m * P.m * N), scale(static_cast<T>(P.scale)) {
     const std::int64_t layers = P.layers;
     qb = arena.take<T>(m * N);
@@ -28,13 +28,13 @@ class Layers {
   }
 
   // After these layers: G [m, m], q [m].
-  const T* last_G() const { return G + P.layers * square; }
-  const T* last_q() const { return q + P.layers * m * N; }
-  T* first_G() { return G; }
-  T* first_q() { return q; }
+  FASTLIN_HD const T* last_G() const { return G + P.layers * square; }
+  FASTLIN_HD const T* last_q() const { return q + P.layers * m * N; }
+  FASTLIN_HD T* first_G() { return G; }
+  FASTLIN_HD T* first_q() { return q; }
   T *Gb = nullptr, *qb;  // gradients of what the next reverse step starts from
 
-  void forward(std::int64_t r) {
+  FASTLIN_HD void forward(std::int64_t r) {
     for (std::int64_t l = 0; l < P.layers; ++l) {
       T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square;
       L::zero(Tl, m * m);
@@ -50,12 +50,12 @@ class Layers {
       product(m, m, m, Across<T>{Gl, m}, Across<T>{Tl, m}, ToAcross<T>{GTl, m});
       symmetric_product(m, m, Across<T>{Tl, m}, Across<T>{GTl, m}, ToAcross<T>{Gl + square, m});
       const T* ql = q + l * m * N;
-      product(m, 1, m, Across<T>{Tl, m}, Along<T>{ql, 0}, ToAlong<T>{q + (l + 1) * m * N, 0});
+      product_column(m, m, Across<T>{Tl, m}, Along<T>{ql, 0}, ToAlong<T>{q + (l + 1) * m * N, 0});
     }
   }
 
   // Carries Gb and qb from behind the layers to in front of them, and adds to the lanes' sums of dA and dC.
-  void reverse(std::int64_t r) {
+  FASTLIN_HD void reverse(std::int64_t r) {
     for (std::int64_t l = P.layers - 1; l >= 0; --l) {
       const T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square, *ql = q + l * m * N;
       // Tb = q qb' + 2 G T Gb
@@ -84,26 +84,26 @@ class Layers {
           L::put(Gb, i * m + j, L::at(Gb, i * m + j) + sum);
         }
       }
-      product(m, 1, m, Along<T>{Tl, m}, Along<T>{qb, 0}, ToAlong<T>{work, 0});
-      std::copy_n(work, m * N, qb);
+      product_column(m, m, Along<T>{Tl, m}, Along<T>{qb, 0}, ToAlong<T>{work, 0});
+      L::copy(work, m, qb);
     }
   }
 
-  void clear_sums() { L::zero(sums, 2 * P.layers * P.H * m * m); }
+  FASTLIN_HD void clear_sums() { L::zero(sums, 2 * P.layers * P.H * m * m); }
 
   // Adds the lanes' sums of trial r to the block's, dA and dC [R, L - 1, H, m, m].
-  void add_sums(std::int64_t r, double* block_dA, double* block_dC) const {
+  FASTLIN_HD void add_sums(std::int64_t r, double* block_dA, double* block_dC) const {
     const std::int64_t count = P.layers * P.H * m * m;
     if (out.dA != nullptr) L::add_sums(sums, count, block_dA + r * count);
     if (out.dC != nullptr) L::add_sums(sums + count * N, count, block_dC + r * count);
   }
 
  private:
-  const T* parameter(const T* all, std::int64_t r, std::int64_t l, std::int64_t h) const {
+  FASTLIN_HD const T* parameter(const T* all, std::int64_t r, std::int64_t l, std::int64_t h) const {
     return all + ((r * P.layers + l) * P.H + h) * m * m;
   }
-  T* dA(std::int64_t l, std::int64_t h) { return sums + (l * P.H + h) * square; }
-  T* dC(std::int64_t l, std::int64_t h) { return sums + ((P.layers + l) * P.H + h) * square; }
+  FASTLIN_HD T* dA(std::int64_t l, std::int64_t h) { return sums + (l * P.H + h) * square; }
+  FASTLIN_HD T* dC(std::int64_t l, std::int64_t h) { return sums + ((P.layers + l) * P.H + h) * square; }
 
   const Problem<T>& P;
   const Results<T>& out;

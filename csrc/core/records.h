@@ -1,0 +1,111 @@
+// What is summed up for each task and trial, and what becomes of the sums.
+#pragma once
+
+#include <cstdint>
+
+#include "core/philox.h"
+#include "kernels.h"
+
+namespace fastlin {
+
+// Columns of a record's row; -1 where a sum is not kept.
+struct Record {
+  std::int64_t squares = -1;  // 1: sum of squared errors
+  std::int64_t e = -1;        // H m: sum of G (g a), without the prompt
+  std::int64_t p = -1;        // t m: dp (stack)
+  std::int64_t q = -1;        // m: sum of r q, which gives dh, and in one layer the prompt its part
+  std::int64_t width = 0;
+
+  template <class T>
+  Record(const Problem<T>& P, const Results<T>& out) {
+    const auto column = [this](bool kept, std::int64_t size) {
+      const std::int64_t first = kept ? width : -1;
+      width += kept ? size : 0;
+      return first;
+    };
+    const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
+    squares = column(P.has_targets(), 1);
+    e = column(out.dv != nullptr, P.H * P.m);
+    p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
+    q = column(out.dh != nullptr || (!stack && prompted && (out.dv != nullptr || out.dp != nullptr)), P.m);
+  }
+};
+
+// Threads that share a piece of work: one of a CPU, those of a warp of a GPU.
+struct Alone {
+  static constexpr std::int64_t first = 0, step = 1;
+  void sync() const {}
+};
+
+// Writes the results of task k, which has `count` sequences in the whole, for trial r, from its record
+// [width], which is used up. scratch [m].
+template <class T, class Team>
+FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const Record& at, std::int64_t k,
+                             std::int64_t r, double count, double* record, double* scratch, Team team) {
+  const std::int64_t m = P.m, H = P.H;
+  if (out.per_task != nullptr && team.first == 0) {
+    // An empty batch may lack targets.
+    const double sum = at.squares < 0 ? 0.0 : record[at.squares];
+    out.per_task[r * P.K + k] = static_cast<T>(count > 0 ? sum / count : 0.0);
+  }
+  const T* prompts = P.p == nullptr ? nullptr : P.p + (r * P.K + k) * P.t * m;  // [t, m]
+  T* dp = out.dp == nullptr ? nullptr : out.dp + (r * P.K + k) * P.t * m;
+  for (std::int64_t i = team.first; at.p >= 0 && i < P.t * m; i += team.step) {
+    dp[i] = static_cast<T>(record[at.p + i]);
+  }
+  const double* rq = at.q < 0 ? nullptr : record + at.q;
+  for (std::int64_t j = team.first; out.dh != nullptr && j < m; j += team.step) {
+    out.dh[(r * P.K + k) * m + j] = static_cast<T>(P.last_skip * rq[j]);
+  }
+  // In one layer the prompt is the same for all sequences of the task, so that s = scale W' sum r q, the sum
+  // of g a, says all: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
+  const bool has_prompt = P.layers == 0 && rq != nullptr && P.t > 0;
+  for (std::int64_t h = 0; h < H; ++h) {
+    const std::int64_t head = ((r * H + h) * P.K + k) * m;
+    double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
+    for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) {
+      const T* W = P.W + (r * H + h) * m * m;
+      s[j] = 0;
+      for (std::int64_t i = 0; i < m; ++i) s[j] += P.scale * rq[i] * W[i * m + j];
+    }
+    team.sync();
+    for (std::int64_t t = 0; has_prompt && t < P.t; ++t) {
+      const T* token = prompts + t * m;
+      double with_v = 0, with_a = 0;
+      for (std::int64_t i = 0; i < m; ++i) {
+        with_v += static_cast<double>(token[i]) * P.v[head + i];
+        with_a += token[i] * s[i];
+      }
+      for (std::int64_t i = team.first; e != nullptr && i < m; i += team.step) e[i] += token[i] * with_a;
+      for (std::int64_t i = team.first; dp != nullptr && i < m; i += team.step) {
+        const double grad = with_v * s[i] + with_a * P.v[head + i];
+        dp[t * m + i] = static_cast<T>(h == 0 ? grad : dp[t * m + i] + grad);
+      }
+    }
+    for (std::int64_t i = team.first; e != nullptr && i < m; i += team.step) {
+      out.dv[head + i] = static_cast<T>(e[i]);
+    }
+    team.sync();
+  }
+}
+
+// Coefficient of the squared errors of a task in the loss: a share of the weight of its mean, or of the
+// batch.
+template <class T>
+FASTLIN_HD T error_coefficient(const Problem<T>& P, std::int64_t k, double count, double total) {
+  if (P.weight == nullptr) return static_cast<T>(1.0 / (total > 1.0 ? total : 1.0));
+  return static_cast<T>(count > 0 ? P.weight[k] / count : 0.0);
+}
+
+// The loss of a trial: its tasks' means [K] with their weights, or with their shares of the batch.
+template <class T, class Count>
+FASTLIN_HD T weighted_loss(const Problem<T>& P, const T* per_task, Count count, double total) {
+  double sum = 0;
+  for (std::int64_t k = 0; k < P.K; ++k) {
+    const double share = count(k) / (total > 1.0 ? total : 1.0);
+    sum += (P.weight == nullptr ? share : P.weight[k]) * per_task[k];
+  }
+  return static_cast<T>(sum);
+}
+
+}  // namespace fastlin
