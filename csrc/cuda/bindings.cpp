@@ -49,11 +49,12 @@ void attend(const Call<T>& call, const std::array<std::uintptr_t, 3>& order, std
 }
 
 template <class T>
-void form_gram(const std::array<std::int64_t, 5>& sizes, const Addresses& addresses, int device,
-               std::uintptr_t stream) {
+void form_gram(const std::array<std::int64_t, 5>& sizes, const Addresses& addresses, std::uintptr_t workspace,
+               int device, std::uintptr_t stream) {
   const std::int64_t B = sizes[0], n = sizes[1], m = sizes[2], batch = sizes[3], row = sizes[4];
   launched("gram", [&] {
-    return gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), device, pointer(stream));
+    return gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), pointer(workspace),
+                device, pointer(stream));
   });
 }
 
@@ -102,13 +103,20 @@ void define_attention(py::module_& m) {
       py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
       py::arg("results"), py::arg("source"));
   m.def(
+      "gram_workspace",
+      [](bool dbl, int device, const std::array<std::int64_t, 5>& sizes) {
+        return (dbl ? &gram_bytes<double> : &gram_bytes<float>)(sizes[0], sizes[1], sizes[2], device);
+      },
+      "Bytes of device memory that `gram` works in.", py::arg("float64"), py::arg("device"),
+      py::arg("sizes"));
+  m.def(
       "gram",
-      [](bool dbl, int device, std::uintptr_t stream, const std::array<std::int64_t, 5>& sizes,
-         const Addresses& addresses) {
-        (dbl ? &form_gram<double> : &form_gram<float>)(sizes, addresses, device, stream);
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace,
+         const std::array<std::int64_t, 5>& sizes, const Addresses& addresses) {
+        (dbl ? &form_gram<double> : &form_gram<float>)(sizes, addresses, workspace, device, stream);
       },
       "Gram matrices of tokens, enqueued.", py::arg("float64"), py::arg("device"), py::arg("stream"),
-      py::arg("sizes"), py::arg("addresses"));
+      py::arg("workspace"), py::arg("sizes"), py::arg("addresses"));
 }
 
 void define_sample(py::module_& m) {

@@ -129,9 +129,10 @@ def gram(z: Tensor) -> Tensor:
     B = math.prod(front)
     tokens = rows(z.reshape(B, n, m))
     G = z.new_empty(*front, m, m)
-    float64, (index, stream) = z.dtype is torch.float64, _place(z.device)
+    float64, module, (index, stream) = z.dtype is torch.float64, _module(), _place(z.device)
     sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
-    _module().gram(float64, index, stream, sizes, (tokens.data_ptr(), G.data_ptr()))
+    workspace = torch.empty(module.gram_workspace(float64, index, sizes), dtype=torch.uint8, device=z.device)
+    module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
     last_kernel = f"{'float64' if float64 else 'float32'} gram"
     return G
 
@@ -184,7 +185,7 @@ def _copy(array: Tensor, device: torch.device) -> Tensor:
     version = None if array.is_inference() else array._version
     with torch.inference_mode():  # a copy that was made there cannot be written elsewhere
         if device not in by_device:
-            by_device[device] = (array.to(device), version, stream)
+            by_device[device] = (array.to(device, copy=True), version, stream)
         copy, copied, made_on = by_device[device]
         if version is None or version != copied:
             by_device[device] = (copy.copy_(array), version, made_on)

@@ -63,7 +63,7 @@ def test_a_named_backend_serves_or_says_why(picky):
 
 
 def test_a_backend_that_is_not_there_says_so():
-    with pytest.raises(fl.BackendError, match="predict: backend 'triton' cannot serve this call: fastlin .* not have"):
+    with pytest.raises(fl.BackendError, match=r"predict: backend 'triton' cannot serve this call: fastlin .* not have"):
         make("predict", backend="triton")()
     assert fl.info()["backends"]["triton"]["available"] is False
 

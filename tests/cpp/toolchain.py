@@ -39,7 +39,8 @@ def objects(compiler: Sequence[str], folder: Path, flags_of: dict[str, Sequence[
     def compile_one(item: tuple[str, Sequence[str]]) -> Path:
         name, flags = item
         out = folder / f"{Path(name).stem}.o"
-        run([*compiler, *STRICT, *flags, f"-I{SOURCES}", "-c", SOURCES / name, "-o", out])
+        language = ("-x", "c++") if name.endswith(".cu") else ()
+        run([*compiler, *STRICT, *flags, f"-I{SOURCES}", *language, "-c", SOURCES / name, "-o", out])
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
