@@ -5,20 +5,12 @@
 //   attention_driver edges     all problems, one to seven threads                    prints "ok <problems>"
 //   attention_driver threads   a few in several blocks, four threads, two callers    prints "ok <problems>"
 //   attention_driver plant-*   makes an error that a sanitizer must see, see `plant`
-//
-// Tolerance: each result is a polynomial in the inputs, so that a rounding of relative size eps / 2 moves it
-// by at most that times the sum of the absolute values of its terms. A term passes through N roundings, which
-// are as good as independent and add up to sqrt(N); four times that, element by element.
 
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <limits>
 #include <set>
 #include <thread>
 
 #include "kernels.h"
-#include "testing/attention_cases.h"
+#include "testing/attention_check.h"
 
 namespace fastlin {
 
@@ -70,79 +62,23 @@ struct Watch {
   }
 };
 
-// Whether the values are as expected; the largest error in tolerances is kept.
-double worst = 0;
-
 template <class T>
-bool close(const T* found, const std::vector<double>& expected, const std::vector<double>& magnitude,
-           double steps, const char* what) {
-  const double unit = std::numeric_limits<T>::epsilon() * std::sqrt(steps);
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double error = std::abs(static_cast<double>(found[i]) - expected[i]);
-    if (!(error <= 4 * unit * magnitude[i])) {
-      std::printf("%s[%zu] is %.9g instead of %.9g, tolerance %.2g\n", what, i, static_cast<double>(found[i]),
-                  expected[i], 4 * unit * magnitude[i]);
-      return false;
-    }
-    if (error > 0) worst = std::max(worst, error / (4 * unit * magnitude[i]));
-  }
-  return true;
+bool call(const Question<T>& question, const InstructionSet& set, int threads, const Made<T>& made) {
+  Watch watch;
+  const bool done =
+      kernels_of<T>(set).attention(question.given.problem, made.results, threads, watch.interrupt());
+  if (!done || watch.elsewhere) std::puts("attention was stopped, or asked on another thread");
+  return done && !watch.elsewhere;
 }
-
-template <class T>
-bool same_bits(const Made<T>& one, const Made<T>& other) {
-  for (std::size_t i = 0; i < one.buffers.size(); ++i) {
-    const std::size_t bytes = static_cast<std::size_t>(one.count[i]) * sizeof(T);
-    if (bytes > 0 && std::memcmp(one.buffers[i].get(), other.buffers[i].get(), bytes) != 0) {
-      std::printf("%s has other bits\n", slots<T>()[i].name);
-      return false;
-    }
-  }
-  return true;
-}
-
-// A problem, what its results are, and through how many roundings.
-template <class T>
-struct Question {
-  explicit Question(const Case& c, Shortage shortage = {})
-      : shape(c),
-        given(c, shortage),
-        expected(evaluate(given.problem, false)),
-        magnitude(evaluate(given.problem, true)),
-        steps(roundings(given.problem)) {}
-
-  bool call(const InstructionSet& set, int threads, const Made<T>& made) const {
-    Watch watch;
-    const bool done = kernels_of<T>(set).attention(given.problem, made.results, threads, watch.interrupt());
-    if (!done || watch.elsewhere) std::puts("attention was stopped, or asked on another thread");
-    return done && !watch.elsewhere;
-  }
-
-  bool holds(const Made<T>& made) const {
-    for (std::size_t i = 0; i < made.buffers.size(); ++i) {
-      const Slot<T>& slot = slots<T>()[i];
-      if (made.count[i] > 0 && !close(made.buffers[i].get(), expected.*slot.expected,
-                                      magnitude.*slot.expected, steps.*slot.steps, slot.name)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  Case shape;
-  Given<T> given;
-  Outcome expected, magnitude;
-  Roundings steps;
-};
 
 template <class T>
 bool attention_holds(const Question<T>& question, const InstructionSet& set,
                      const std::vector<int>& threads) {
   const Made<T> alone(question.shape, question.expected);
-  if (!question.call(set, 1, alone) || !question.holds(alone)) return false;
+  if (!call(question, set, 1, alone) || !question.holds(alone)) return false;
   for (int count : threads) {
     const Made<T> shared(question.shape, question.expected);
-    if (!question.call(set, count, shared) || !same_bits(alone, shared)) {
+    if (!call(question, set, count, shared) || !same_bits(alone, shared)) {
       std::printf("with %d threads\n", count);
       return false;
     }
@@ -234,8 +170,8 @@ bool threads_hold(const Case& c, const InstructionSet& set) {
   bool good = attention_holds(question, set, {4}) && gram_holds(question.given.problem, set, {1, 4});
   const Made<T> mine(c, question.expected), other(c, question.expected);
   bool other_good = false;
-  std::thread caller([&] { other_good = question.call(set, 2, other); });
-  good = question.call(set, 2, mine) && good;
+  std::thread caller([&] { other_good = call(question, set, 2, other); });
+  good = call(question, set, 2, mine) && good;
   caller.join();
   if (good && other_good && question.holds(mine) && same_bits(mine, other)) return true;
   std::printf("%s: %s\n", set.name, describe(c).c_str());

@@ -88,6 +88,7 @@ class Block {
       resume(*running.thread);
       look_at(at);
     }
+    running.thread = nullptr;
     if (problem_.empty() && ended_ < count_) problem_ = "threads wait for ever: " + waiting();
     return problem_;
   }

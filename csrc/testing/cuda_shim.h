@@ -181,7 +181,10 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
   ++log().launches;
 }
 
-FASTLIN_UNWATCHED inline uint3 thread_index() { return running.thread->index; }
+// The host, which may run functions of both, is thread 0.
+FASTLIN_UNWATCHED inline uint3 thread_index() {
+  return running.thread == nullptr ? uint3{} : running.thread->index;
+}
 FASTLIN_UNWATCHED inline uint3 block_index() { return running.block_index; }
 FASTLIN_UNWATCHED inline uint3 block_size() { return running.block_size; }
 FASTLIN_UNWATCHED inline uint3 grid_size() { return running.grid_size; }

@@ -3,13 +3,10 @@
 // numbers of the scalar kernels up to rounding, and when losses and gradients of drawn sequences are those of
 // the same sequences kept.
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <string>
-#include <vector>
 
-#include "kernels.h"
+#include "testing/drawn_cases.h"
 
 namespace fastlin {
 
@@ -40,122 +37,24 @@ std::vector<const InstructionSet*> sets_here() {
 const Kernels<float>& kernels_of(const InstructionSet& set, float) { return set.single; }
 const Kernels<double>& kernels_of(const InstructionSet& set, double) { return set.dbl; }
 
-// Numbers of order one that are all different.
-template <class T>
-std::vector<T> numbers(std::int64_t count, double from) {
-  std::vector<T> out(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(std::sin(from + 1.7 * i));
-  return out;
-}
-
-enum Kind { kMixture, kShares, kSphere, kFixed };
-
-// A source of that kind with the arrays that it refers to.
-struct Drawn {
-  std::vector<double> means, factors, cumulative, features;
-  std::vector<std::int64_t> strata{0, 2, 1, 2, 2};
-  Source source{};
-
-  Drawn(Kind kind, std::int64_t d, std::int64_t n, bool everything) {
-    const bool mixed = kind == kMixture || kind == kShares;
-    source.d = d, source.n = n, source.K = mixed ? 3 : 1, source.bias = everything;
-    means = numbers<double>(source.K * d, 1), factors = numbers<double>(source.K * d * d, 2);
-    features = numbers<double>(d * d, 3);
-    cumulative = {0.2, 0.6, 1.0};
-    if (kind != kSphere) source.means = means.data();
-    if (mixed) source.factors = factors.data();
-    if (mixed) source.cumulative = cumulative.data();
-    if (kind == kShares) source.strata = strata.data(), source.period = 5;
-    if (everything) source.feature_factor = features.data();
-    source.radius = 1.5, source.noise_std = everything ? 0.7 : 0.0;
-    source.seed = 5, source.offset = ~std::uint64_t{0} - 20, source.step = 7, source.stream = 300;
-  }
-  std::int64_t m() const { return source.d + (source.bias ? 2 : 1); }
-};
-
-template <class T>
-struct Kept {
-  std::vector<T> x, q, y;
-  std::vector<std::int64_t> task;
-
-  Kept(const Drawn& drawn, std::int64_t B, bool is_gram, const InstructionSet& set, int threads)
-      : x(static_cast<std::size_t>(B * drawn.m() * (is_gram ? drawn.m() : drawn.source.n)), T(NAN)),
-        q(static_cast<std::size_t>(B * drawn.m()), T(NAN)),
-        y(static_cast<std::size_t>(B), T(NAN)),
-        task(static_cast<std::size_t>(B), -1) {
-    const Sample<T> out{x.data(), q.data(), y.data(), task.data()};
-    kernels_of(set, T()).sample(drawn.source, B, is_gram, out, threads, {});
-  }
-};
-
-template <class T>
-bool close(const std::vector<T>& a, const std::vector<T>& b) {
-  const double allowed = sizeof(T) == sizeof(float) ? 1e-4 : 1e-11;
-  double size = 1, error = 0;
-  for (const T& value : b) size = std::max(size, std::fabs(static_cast<double>(value)));
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!std::isfinite(a[i])) return false;
-    error = std::max(error, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return a.size() == b.size() && error <= allowed * size;
-}
-
-template <class T>
-bool close(const Kept<T>& a, const Kept<T>& b) {
-  return close(a.x, b.x) && close(a.q, b.q) && close(a.y, b.y) && a.task == b.task;
-}
-
-template <class T>
-struct Answer {
-  std::vector<T> loss, per_task, dp, dA, dC, dW, dv;
-};
-
-// Two trials, one prompt token, with a matrix layer or without.
-template <class T>
-Answer<T> answer(const Drawn& drawn, std::int64_t B, std::int64_t layers, const Kept<T>* kept,
-                 const InstructionSet& set, int threads) {
-  const std::int64_t m = drawn.m(), K = drawn.source.K, R = 2;
-  const std::vector<T> p = numbers<T>(R * K * m, 4), W = numbers<T>(R * m * m, 5),
-                       v = numbers<T>(R * K * m, 6);
-  std::vector<T> A = numbers<T>(R * layers * m * m, 7), C = numbers<T>(R * layers * m * m, 8);
-  Problem<T> P{};
-  P.B = B, P.n = drawn.source.n, P.m = m, P.K = K, P.t = 1, P.R = R, P.H = 1, P.layers = layers;
-  P.p = p.data(), P.W = W.data(), P.v = v.data();
-  if (layers > 0) P.A = A.data(), P.C = C.data();
-  P.scale = 0.05, P.first_skip = P.skip = 1, P.see_query = true;
-  if (kept == nullptr) {
-    P.source = &drawn.source;
-  } else {
-    P.x = kept->x.data(), P.x_batch = m * m, P.x_row = m, P.is_gram = true;
-    P.q = kept->q.data(), P.q_batch = m, P.y = kept->y.data(), P.task = kept->task.data();
-  }
-  const auto empty = [](std::int64_t count) {
-    return std::vector<T>(static_cast<std::size_t>(count), T(NAN));
-  };
-  Answer<T> out{empty(R),        empty(R * K),    empty(p.size()), empty(A.size()),
-                empty(C.size()), empty(W.size()), empty(v.size())};
-  Results<T> results{};
-  results.loss = out.loss.data(), results.per_task = out.per_task.data(), results.dp = out.dp.data();
-  if (layers > 0) results.dA = out.dA.data(), results.dC = out.dC.data();
-  results.dW = out.dW.data(), results.dv = out.dv.data();
-  kernels_of(set, T()).attention(P, results, threads, {});
-  return out;
-}
-
 template <class T>
 bool holds(const Drawn& drawn, std::int64_t B, const InstructionSet& set, int threads) {
-  const InstructionSet& scalar = *instruction_sets().back();
-  const Kept<T> kept(drawn, B, true, set, threads);
-  if (!close(kept, Kept<T>(drawn, B, true, scalar, 1))) return false;
-  if (!close(Kept<T>(drawn, B, false, set, threads), Kept<T>(drawn, B, false, scalar, 1))) return false;
+  const auto draws_by = [](const InstructionSet& by, int count) {
+    return [&by, count](const Source& source, std::int64_t size, bool is_gram, const Sample<T>& out) {
+      kernels_of(by, T()).sample(source, size, is_gram, out, count, {});
+    };
+  };
+  const auto attend = [&](const Problem<T>& problem, const Results<T>& results) {
+    kernels_of(set, T()).attention(problem, results, threads, {});
+  };
+  const auto here = draws_by(set, threads), scalar = draws_by(*instruction_sets().back(), 1);
+  const Kept<T> kept(drawn, B, true, here);
+  if (!close(kept, Kept<T>(drawn, B, true, scalar))) return false;
+  if (!close(Kept<T>(drawn, B, false, here), Kept<T>(drawn, B, false, scalar))) return false;
   for (std::int64_t layers : {0, 1}) {
-    const Answer<T> found = answer<T>(drawn, B, layers, nullptr, set, threads);
-    const Answer<T> expected = answer<T>(drawn, B, layers, &kept, set, threads);
-    const bool same = close(found.loss, expected.loss) && close(found.per_task, expected.per_task) &&
-                      close(found.dp, expected.dp) && close(found.dA, expected.dA) &&
-                      close(found.dC, expected.dC) && close(found.dW, expected.dW) &&
-                      close(found.dv, expected.dv);
-    if (!same) return false;
+    if (!close(answer<T>(drawn, B, layers, nullptr, attend), answer<T>(drawn, B, layers, &kept, attend))) {
+      return false;
+    }
   }
   return true;
 }
