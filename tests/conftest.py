@@ -6,7 +6,6 @@ import torch
 from cuda import emulation
 from helpers import INSTRUCTION_SETS, poisoned
 
-import fastlin as fl
 from fastlin import backends
 from fastlin.backends import cpu, cuda
 
@@ -23,17 +22,9 @@ def why_no_gpu():
     return reason or (None if torch.cuda.is_available() else "torch sees no GPU")
 
 
-def pytest_collection_modifyitems(items):
-    """Tests of a GPU are collected everywhere; where there is none they say why they do not run."""
-    reason = fl.info()["cuda"]["reason"]
-    for item in items:
-        if reason is not None and "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
 def pytest_terminal_summary(terminalreporter):
     """Tables that tests recorded, as ("table", text), are shown though the tests passed."""
-    for report in terminalreporter.getreports("passed"):
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
         for name, text in report.user_properties:
             if name == "table":
                 terminalreporter.section(report.nodeid)

@@ -25,7 +25,7 @@ REGISTERS = 65536
 THREADS = 128
 """Of the largest block."""
 FEWEST_BLOCKS = 4
-"""That the registers of a multiprocessor must have room for at a time, so that one waits for memory while others work."""
+"""That a multiprocessor's registers have room for, so that one waits for memory while others work."""
 
 
 class Use(NamedTuple):
@@ -54,15 +54,12 @@ def short_names(mangled) -> dict[str, str]:
     """`attention_kernel<float, true, false>`, as in the source."""
     names = sorted(mangled)
     done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    plain = [
-        re.sub(r"fastlin::cuda::|\(anonymous namespace\)::|^void |\(bool\)", "", x) for x in done.stdout.splitlines()
-    ]
-    short = [re.sub(r"\(.*", "", x) for x in plain]
-    return dict(zip(names, short, strict=True))
+    plain = re.sub(r"fastlin::cuda::|\(anonymous namespace\)::|^void |\(bool\)", "", done.stdout, flags=re.MULTILINE)
+    return dict(zip(names, (line.split("(")[0] for line in plain.splitlines()), strict=True))
 
 
 def table(used: dict[str, dict[str, Use]]) -> str:
-    """Kernels down, architectures across; what is zero everywhere is said once."""
+    """Kernels down, architectures across."""
     kernels = sorted({kernel for by_kernel in used.values() for kernel in by_kernel})
     wide = max(map(len, kernels))
     lines = ["registers/stack/spill stores/spill loads/static shared memory, in bytes but the first"]
