@@ -6,11 +6,15 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
-import os
+import shutil
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pybind11
@@ -19,46 +23,51 @@ from filelock import FileLock
 
 NAME = "_cuda_emulated"
 FOLDER = toolchain.SOURCES.parent / "build" / "emulated"
+# Loops that nvcc is asked to unroll are no business of g++.
+EMULATED = ("-DFASTLIN_EMULATED", "-Wno-unknown-pragmas")
 SOURCES = ("cuda/launch.cu", "cuda/bindings.cpp")
-FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-DFASTLIN_EMULATED", f"-DFASTLIN_MODULE={NAME}")
 # What fastlin_emulate takes, as a device is in the beginning.
 DEVICE = {"devices": 1, "multiprocessors": 4, "shared_bytes": 99 * 1024, "order": 0}
 
 
-def digest() -> str:
-    """Changes with every source, flag and header of Python that the module is made of."""
-    found = hashlib.sha256(repr((FLAGS, sys.version, pybind11.__version__)).encode())
+def built(name: str, recipe: object, build: Callable[[Path, Path], None]) -> Path:
+    """A file, built once for all processes and as long as neither a source of csrc nor `recipe` changes.
+
+    `build` is given an empty folder and where the file goes.
+    """
+    digest = hashlib.sha256(repr((recipe, toolchain.STRICT)).encode())
     for path in sorted(toolchain.SOURCES.rglob("*")):
         if path.suffix in {".h", ".cuh", ".cu", ".cpp"}:
-            found.update(str(path.relative_to(toolchain.SOURCES)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(str(path.relative_to(toolchain.SOURCES)).encode() + path.read_bytes())
+    made = FOLDER / f"{name}-{digest.hexdigest()[:16]}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FileLock(FOLDER / f"{name}.lock"):
+        if not made.exists():
+            for old in FOLDER.glob(f"{name}-{'?' * 16}"):
+                old.unlink()
+            with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+                build(Path(folder), Path(folder) / made.name)
+                (Path(folder) / made.name).rename(made)
+    return made
 
 
 @functools.cache
 def module() -> ModuleType:
-    """The module that is `fastlin._cuda` on a GPU; built once for all processes and as long as no source changes."""
-    made = FOLDER / f"{NAME}-{digest()}.so"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(FOLDER / "lock"):
-        if not made.exists():
-            for old in FOLDER.glob(f"{NAME}-*.so"):
-                old.unlink()
-            build(made)
-    spec = importlib.util.spec_from_file_location(NAME, made)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-def build(made) -> None:
-    compiler = toolchain.native()
+    """The module that is `fastlin._cuda` on a GPU."""
     headers = (f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}")
-    objects = toolchain.objects(compiler, FOLDER, dict.fromkeys(SOURCES, (*FLAGS, *headers)))
-    unfinished = made.with_suffix(f".{os.getpid()}")
-    toolchain.run([*compiler, "-shared", *objects, "-o", unfinished])
-    unfinished.rename(made)
+    flags = ("-O2", "-fPIC", "-fvisibility=hidden", *EMULATED, f"-DFASTLIN_MODULE={NAME}", *headers)
+
+    def build(folder: Path, made: Path) -> None:
+        objects = toolchain.objects(toolchain.native(), folder, dict.fromkeys(SOURCES, flags))
+        toolchain.run([*toolchain.native(), "-shared", *objects, "-o", made])
+
+    made = built(NAME, (flags, sys.version, pybind11.__version__), build)
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(made))
+    spec = importlib.util.spec_from_file_location(NAME, made, loader=loader)
+    assert spec is not None
+    loaded = importlib.util.module_from_spec(spec)
+    loader.exec_module(loaded)
+    return loaded
 
 
 @contextlib.contextmanager
@@ -85,3 +94,64 @@ def launches() -> int:
     count = ctypes.CDLL(module().__file__).fastlin_emulated_launches
     count.restype = ctypes.c_longlong
     return count()
+
+
+ADDRESSES = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *EMULATED)
+RACES = ("-O1", "-g1", "-fsanitize=thread", *EMULATED)
+
+
+def linked(name: str, sources: tuple[str, ...], flags: tuple[str, ...]) -> Path:
+    """An executable."""
+
+    def build(folder: Path, made: Path) -> None:
+        objects = toolchain.objects(toolchain.native(), folder, dict.fromkeys(sources, flags))
+        toolchain.run([*toolchain.native(), *flags, *objects, "-pthread", "-o", made])
+
+    return built(name, (sources, flags), build)
+
+
+def reference() -> Path:
+    """What the kernels are judged by, as one object file: it takes longest to compile, and is not tested here."""
+    flags_of = {
+        "testing/attention_oracle.cpp": ("-O2",),
+        "testing/attention_cases.cpp": ("-O1",),
+        "cpu/isa_scalar.cpp": ("-O0",),
+    }
+
+    def build(folder: Path, made: Path) -> None:
+        objects = toolchain.objects(toolchain.native(), folder, flags_of)
+        toolchain.run([*toolchain.native(), "-nostdlib", "-r", *objects, "-o", made])
+
+    return built("reference", flags_of, build)
+
+
+def driver(
+    name: str, flags: tuple[str, ...], change: Callable[[Path], None] | None = None, recipe: object = None
+) -> Path:
+    """csrc/testing/cuda_driver.cpp with the kernels; `change`, which `recipe` describes, edits a copy of csrc."""
+    judge = reference()
+
+    def build(folder: Path, made: Path) -> None:
+        sources = toolchain.SOURCES
+        if change is not None:
+            sources = folder / "csrc"
+            shutil.copytree(toolchain.SOURCES, sources)
+            change(sources)
+        parts = dict.fromkeys(("cuda/launch.cu", "testing/cuda_driver.cpp"), flags)
+        objects = toolchain.objects(toolchain.native(), folder, parts, sources)
+        toolchain.run([*toolchain.native(), *flags, *objects, judge, "-pthread", "-o", made])
+
+    return built(name, (flags, recipe), build)
+
+
+def call(executable: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What an executable says; a sanitizer stops it at the first error."""
+    environment = {"TSAN_OPTIONS": "halt_on_error=1"} | variables
+    command = [str(executable), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def assert_ok(executable: Path, *arguments: object) -> None:
+    done = call(executable, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("ok "), done.stdout
