@@ -26,7 +26,7 @@ WORKERS = 2
 
 
 @dataclass(frozen=True)
-class Tests:
+class Outcome:
     """What a run of pytest did: counts, and the names of the tests that failed."""
 
     name: str
@@ -41,17 +41,17 @@ class Tests:
         return f"{self.passed} passed, {self.skipped} skipped, {len(self.failures)} failed in {self.seconds:.0f} s"
 
 
-def run_tests(name: str, arguments: Sequence[str], folder: Path) -> Tests:
+def run_tests(name: str, arguments: Sequence[str], folder: Path) -> Outcome:
     """Run pytest; what it prints goes to the terminal."""
     record = folder / f"tests-{name}.xml"
     record.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "pytest", *arguments, f"--junitxml={record}"], cwd=ROOT, check=False)
     if not record.exists():
-        return Tests(name, 0, 0, ("pytest did not finish",), 0.0)
+        return Outcome(name, 0, 0, ("pytest did not finish",), 0.0)
     return read_tests(name, record)
 
 
-def read_tests(name: str, record: Path) -> Tests:
+def read_tests(name: str, record: Path) -> Outcome:
     """The counts of a JUnit file."""
     failures, passed, skipped, seconds = [], 0, 0, 0.0
     for case in ElementTree.parse(record).iter("testcase"):
@@ -62,10 +62,10 @@ def read_tests(name: str, record: Path) -> Tests:
             skipped += 1
         else:
             passed += 1
-    return Tests(name, passed, skipped, tuple(failures), seconds)
+    return Outcome(name, passed, skipped, tuple(failures), seconds)
 
 
-def complaints(of_gpu: Tests, others: Tests, rows: Sequence[Measured]) -> list[str]:
+def complaints(of_gpu: Outcome, others: Outcome, rows: Sequence[Measured]) -> list[str]:
     """Why the check fails; empty when it does not."""
     found = [f"failed: {name}" for tests in (of_gpu, others) for name in tests.failures]
     if of_gpu.passed == 0:
@@ -80,7 +80,7 @@ def complaints(of_gpu: Tests, others: Tests, rows: Sequence[Measured]) -> list[s
     return found
 
 
-def markdown(machine: dict[str, Any], limits: GpuLimits, tests: Sequence[Tests], rows: Sequence[Measured]) -> str:
+def markdown(machine: dict[str, Any], limits: GpuLimits, tests: Sequence[Outcome], rows: Sequence[Measured]) -> str:
     """The report."""
     why = complaints(tests[0], tests[1], rows)
     verdict = "".join(f"- {reason}\n" for reason in why) if why else "All tests passed, all results were right.\n"

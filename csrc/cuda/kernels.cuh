@@ -15,8 +15,10 @@
 #define FASTLIN_INLINE __forceinline__
 #ifdef FASTLIN_EMULATED
 #define FASTLIN_UNROLL
+#define FASTLIN_NO_UNROLL
 #else
 #define FASTLIN_UNROLL _Pragma("unroll")
+#define FASTLIN_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 #include "core/arena.h"
@@ -51,6 +53,9 @@ FASTLIN_HD inline void sync_block() {
 // clang-format on
 
 constexpr int kLanes = 32, kWarps = 4;  // of a block, at most
+// Blocks on a multiprocessor: shared memory has room for no more, and a thread has 255 registers then. Left
+// to itself the compiler aims at three, and spills up to 1500 bytes for it.
+constexpr int kResident = 2;
 
 // Which sequences a tile has: those at positions first, first + 1, ... of the order.
 template <class T>
@@ -75,7 +80,8 @@ __device__ void take(const Call<T>& call, const Context<T>& tile, std::int64_t f
 
 // Threads (32, warps): block after block of tiles, and those of a CUDA block are gridDim.x apart.
 template <class T, bool kStack, bool kDrawn>
-__global__ void __launch_bounds__(kLanes* kWarps) attention_kernel(const __grid_constant__ Call<T> call) {
+__global__ void __launch_bounds__(kLanes* kWarps, kResident)
+    attention_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);
   const Problem<T>& P = call.P;
   const int warp = static_cast<int>(threadIdx.y), warps = static_cast<int>(blockDim.y);

@@ -135,6 +135,8 @@ FASTLIN_HD FASTLIN_INLINE void product_part(std::int64_t rows, std::int64_t colu
   FASTLIN_UNROLL
   for (int j = 0; j < J; ++j) b[j] = right.first + (j0 + j < columns ? j0 + j : columns - 1) * right.i();
   const std::int64_t ak = left.k(), bk = right.k();
+  // Sixteen multiply-adds are enough to have in flight; unrolled, it is the addresses that are spilled.
+  FASTLIN_NO_UNROLL
   for (std::int64_t k = 0; k < count; ++k) {
     V ai[I], bj[J];
     FASTLIN_UNROLL

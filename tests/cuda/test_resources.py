@@ -24,7 +24,7 @@ REGISTERS = 65536
 """Of a multiprocessor, on every architecture from Turing on."""
 THREADS = 128
 """Of the largest block."""
-FEWEST_BLOCKS = 4
+FEWEST_BLOCKS = 2
 """That a multiprocessor's registers have room for, so that one waits for memory while others work."""
 
 
