@@ -13,12 +13,14 @@
 // The host lays out workspace with the code that the device finds it by.
 #define FASTLIN_HD __host__ __device__
 #define FASTLIN_INLINE __forceinline__
+// FASTLIN_ROLL before a loop that the compiler would unroll, for 32 lanes or for a count that it does not
+// know: with its addresses that takes more registers than there are.
 #ifdef FASTLIN_EMULATED
 #define FASTLIN_UNROLL
-#define FASTLIN_NO_UNROLL
+#define FASTLIN_ROLL
 #else
 #define FASTLIN_UNROLL _Pragma("unroll")
-#define FASTLIN_NO_UNROLL _Pragma("unroll 1")
+#define FASTLIN_ROLL _Pragma("unroll 2")
 #endif
 
 #include "core/arena.h"
@@ -53,9 +55,6 @@ FASTLIN_HD inline void sync_block() {
 // clang-format on
 
 constexpr int kLanes = 32, kWarps = 4;  // of a block, at most
-// Blocks on a multiprocessor: shared memory has room for no more, and a thread has 255 registers then. Left
-// to itself the compiler aims at three, and spills up to 1500 bytes for it.
-constexpr int kResident = 2;
 
 // Which sequences a tile has: those at positions first, first + 1, ... of the order.
 template <class T>
@@ -80,8 +79,7 @@ __device__ void take(const Call<T>& call, const Context<T>& tile, std::int64_t f
 
 // Threads (32, warps): block after block of tiles, and those of a CUDA block are gridDim.x apart.
 template <class T, bool kStack, bool kDrawn>
-__global__ void __launch_bounds__(kLanes* kWarps, kResident)
-    attention_kernel(const __grid_constant__ Call<T> call) {
+__global__ void __launch_bounds__(kLanes* kWarps, 1) attention_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);
   const Problem<T>& P = call.P;
   const int warp = static_cast<int>(threadIdx.y), warps = static_cast<int>(blockDim.y);
@@ -178,7 +176,7 @@ __global__ void loss_kernel(const __grid_constant__ Call<T> call) {
 
 // G [B, m, m] of tokens: a tile for each block of threads, which forms it as `attention_kernel` does.
 template <class T>
-__global__ void __launch_bounds__(kLanes* kWarps) gram_kernel(const __grid_constant__ Call<T> call, T* G) {
+__global__ void __launch_bounds__(kLanes* kWarps, 1) gram_kernel(const __grid_constant__ Call<T> call, T* G) {
   FASTLIN_SHARED_MEMORY(shared);
   const int warp = static_cast<int>(threadIdx.y);
   std::byte* base = call.scratch == nullptr ? reinterpret_cast<std::byte*>(shared)
@@ -261,7 +259,7 @@ class Drawn {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kLanes) sample_kernel(const __grid_constant__ Drawing<T> given) {
+__global__ void __launch_bounds__(kLanes, 1) sample_kernel(const __grid_constant__ Drawing<T> given) {
   FASTLIN_SHARED_MEMORY(shared);
   Arena arena(given.scratch == nullptr ? reinterpret_cast<std::byte*>(shared)
                                        : given.scratch + blockIdx.x * given.scratch_bytes);

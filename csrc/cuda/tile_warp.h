@@ -16,6 +16,7 @@ struct Tile : Entries<T> {
   template <class From>
   FASTLIN_HD static void by_task(const From* values, const std::int64_t* task, std::int64_t size, T* tile) {
     const From* row = values + task[lane()] * size;
+    FASTLIN_ROLL
     for (std::int64_t i = 0; i < size; ++i) tile[i * N + lane()] = static_cast<T>(row[i]);
   }
   FASTLIN_HD static void round_by_task(const double* values, const std::int64_t* task, std::int64_t size,
@@ -27,6 +28,7 @@ struct Tile : Entries<T> {
   // lane of its own, so that no two read the same bank of shared memory.
   FASTLIN_HD static T sum(const T* entry, int begin, int end) {
     T total = 0;
+    FASTLIN_ROLL
     for (int s = 0; s < N; ++s) {
       const int l = (s + lane()) & (N - 1);
       const T value = entry[l];
@@ -51,6 +53,7 @@ struct Tile : Entries<T> {
     for (std::int64_t part = lane(); part < count; part += N) {
       const std::int64_t i0 = part / columns * I, j0 = part % columns * J;
       T acc[I][J] = {};
+      FASTLIN_ROLL
       for (int s = 0; s < N; ++s) {
         const int l = (s + lane()) & (N - 1);
         T xi[I], yj[J];
@@ -86,11 +89,13 @@ struct Tile : Entries<T> {
                                    T* staging, T* tile) {
     for (std::int64_t j = warp * N; j < count; j += warps * N) {
       const bool inside = j + lane() < count;
+      FASTLIN_ROLL
       for (int l = 0; l < N; ++l) {
         const bool there = inside && l < lanes;
         staging[lane() * kStagingStride + l] = there ? x[index[l] * stride + column + j + lane()] : T(0);
       }
       sync_lanes();
+      FASTLIN_ROLL
       for (std::int64_t i = 0; i < N && j + i < count; ++i) {
         tile[(j + i) * N + lane()] = staging[i * kStagingStride + lane()];
       }
@@ -103,10 +108,12 @@ struct Tile : Entries<T> {
                                     std::int64_t stride, std::int64_t column, int lanes, int warp, int warps,
                                     T* staging, T* x) {
     for (std::int64_t j = warp * N; j < count; j += warps * N) {
+      FASTLIN_ROLL
       for (std::int64_t i = 0; i < N && j + i < count; ++i) {
         staging[i * kStagingStride + lane()] = tile[(j + i) * N + lane()];
       }
       sync_lanes();
+      FASTLIN_ROLL
       for (int l = 0; l < lanes; ++l) {
         if (j + lane() < count)
           x[index[l] * stride + column + j + lane()] = staging[lane() * kStagingStride + l];
@@ -135,8 +142,7 @@ FASTLIN_HD FASTLIN_INLINE void product_part(std::int64_t rows, std::int64_t colu
   FASTLIN_UNROLL
   for (int j = 0; j < J; ++j) b[j] = right.first + (j0 + j < columns ? j0 + j : columns - 1) * right.i();
   const std::int64_t ak = left.k(), bk = right.k();
-  // Sixteen multiply-adds are enough to have in flight; unrolled, it is the addresses that are spilled.
-  FASTLIN_NO_UNROLL
+  FASTLIN_ROLL
   for (std::int64_t k = 0; k < count; ++k) {
     V ai[I], bj[J];
     FASTLIN_UNROLL
@@ -174,11 +180,12 @@ FASTLIN_HD FASTLIN_INLINE void product_parts(std::int64_t rows, std::int64_t col
 
 // to(i, j) = sum_k a(k, i) b(k, j), all of it or only what register tiles on and below the diagonal hold. A
 // lane reads and writes its own sequence: no lane waits for another. 4 x 4 entries are 16 multiply-adds for 8
-// loads.
+// loads; numbers of double take two registers, and 3 x 3 is what they have room for.
 template <class A, class B, class C>
 FASTLIN_HD FASTLIN_INLINE void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
                                        const A& a, const B& b, const C& to, bool lower = false) {
-  product_parts<4, 4>(rows, columns, count, a, b, to, lower);
+  constexpr int kSide = sizeof(*to.first) == sizeof(float) ? 4 : 3;
+  product_parts<kSide, kSide>(rows, columns, count, a, b, to, lower);
 }
 
 // The same with one column.
