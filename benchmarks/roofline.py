@@ -29,7 +29,7 @@ SOURCES = Path(nvcc.__file__).parents[1]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its published peaks; FMAs and integer instructions of a clock and multiprocessor."""
+    """A GPU by its published peaks; instructions of float32, float64, integers of a clock and multiprocessor."""
 
     name: str
     architecture: str
@@ -37,6 +37,7 @@ class Gpu:
     clock: float
     bandwidth: float
     fma: int
+    double: int
     integer: int = 64
     memory: int = 32  # 4-byte accesses to shared memory or L1: 128 bytes a clock
     issue: int = 128  # four warps
@@ -44,14 +45,14 @@ class Gpu:
     def seconds(self, counts: Mapping[str, float], bytes_: float) -> dict[str, float]:
         """Time of one sequence on each unit."""
         rate = self.multiprocessors * self.clock
-        units = {"fma": self.fma, "integer": self.integer, "memory": self.memory}
-        found = {f"{name}": counts[name] / (rate * units[name]) for name in units}
+        units = {"fma": self.fma, "double": self.double, "integer": self.integer, "memory": self.memory}
+        found = {name: counts.get(name, 0.0) / (rate * units[name]) for name in units}
         return {**found, "issue": sum(counts.values()) / (rate * self.issue), "DRAM": bytes_ / self.bandwidth}
 
 
 GPUS = (
-    Gpu("A100 SXM 80GB", "sm_80", 108, 1.41e9, 2.04e12, 64),
-    Gpu("H100 SXM", "sm_90", 132, 1.98e9, 3.35e12, 128),
+    Gpu("A100 SXM 80GB", "sm_80", 108, 1.41e9, 2.04e12, 64, 32),
+    Gpu("H100 SXM", "sm_90", 132, 1.98e9, 3.35e12, 128, 64),
 )
 """19.5 and 66.9 TFLOP/s in float32, as published, which H100 reaches at its highest clock."""
 
@@ -295,7 +296,7 @@ def tables(kernels: Mapping[str, Mapping[str, list[sass.Loop]]], gpus: Sequence[
             worst = max(seconds, key=lambda unit: seconds[unit])
             cells += [in_units(batch * seconds[worst]), worst, f"{seconds['DRAM'] / seconds[worst]:.0%}"]
         timed.append(cells)
-    header = ["call", "bytes", "multiply-adds", "accesses", "integer", "other", "most of it"]
+    header = ["call", "bytes", "float32", "float64", "accesses", "integer", "other", "most of it"]
     times = ["call", *(name for gpu in gpus for name in (gpu.name, "bound by", "of bandwidth"))]
     return f"{report.markdown(header, counted)}\n{report.markdown(times, timed)}"
 

@@ -16,7 +16,7 @@ _LABEL = re.compile(r"^(\.L_x_\d+):")
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 _LINE = re.compile(r'"([^"]+)", line (\d+)')
 
-KINDS = ("fma", "memory", "integer", "other")
+KINDS = ("fma", "double", "memory", "integer", "other")
 """What an instruction occupies."""
 
 Place = tuple[str, int]
@@ -36,8 +36,10 @@ class Instruction:
     def kind(self) -> str:
         """Which of KINDS it occupies."""
         name = self.opcode.split(".")[0]
-        if name in ("FFMA", "FMUL", "FADD", "DFMA", "DMUL", "DADD"):
+        if name in ("FFMA", "FMUL", "FADD"):
             return "fma"
+        if name in ("DFMA", "DMUL", "DADD", "DSETP"):
+            return "double"
         if name in ("LD", "ST", "LDS", "STS", "LDG", "STG", "LDL", "STL"):
             return "memory"
         if name in ("IADD3", "IMAD", "LEA", "LOP3", "SHF", "ISETP", "SEL", "IMNMX", "IABS", "PRMT"):
