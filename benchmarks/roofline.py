@@ -257,16 +257,19 @@ def count(case: Case, loops: Sequence[sass.Loop]) -> dict[str, dict[str, float]]
     return {site.work: at_site(site, case.shape, loops, place_of(site)) for site in case.sites}
 
 
-def compile_for(architecture: str, folder: Path) -> dict[str, list[sass.Loop]]:
-    """Loops of the kernels for an architecture."""
+def compile_all(architectures: Sequence[str], folder: Path) -> dict[str, dict[str, list[sass.Loop]]]:
+    """Loops of the kernels for each architecture."""
     toolkit = nvcc.find()
     if toolkit is None:
         raise FileNotFoundError("no nvcc, neither in CUDA_HOME nor on the PATH")
-    found: dict[str, list[sass.Loop]] = {}
+    found: dict[str, dict[str, list[sass.Loop]]] = {name: {} for name in architectures}
     for source in sorted((SOURCES / "cuda").glob("*.cu")):
-        cubin = folder / f"{source.stem}-{architecture}.cubin"
-        subprocess.run(nvcc.cubin_command(toolkit, source, cubin, architecture), check=True, capture_output=True)
-        found |= sass.kernels(cubin)
+        ptx = folder / f"{source.stem}.ptx"
+        subprocess.run(nvcc.ptx_command(toolkit, source, ptx, architectures), check=True)
+        for name in architectures:
+            cubin = folder / f"{source.stem}-{name}.cubin"
+            subprocess.run(nvcc.cubin_command(toolkit, ptx, cubin, name), check=True, capture_output=True)
+            found[name] |= sass.kernels(cubin)
     return found
 
 
@@ -308,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sass.disassembler()
         with tempfile.TemporaryDirectory() as folder:
-            kernels = {gpu.architecture: compile_for(gpu.architecture, Path(folder)) for gpu in GPUS}
+            kernels = compile_all([gpu.architecture for gpu in GPUS], Path(folder))
     except FileNotFoundError as error:
         sys.stderr.write(f"benchmarks.roofline: {error}\n")
         return 2

@@ -73,27 +73,39 @@ def architectures(wanted: str | None, toolkit: Toolkit) -> tuple[str, ...]:
 
 
 def describe(names: Sequence[str]) -> str:
-    """What a build for these architectures holds: their machine code, and PTX of the last for the GPUs to come."""
-    return f"{', '.join(names)}, PTX of {_virtual(names[-1])}"
+    """What a build for these architectures holds: their machine code, and PTX for the GPUs to come."""
+    return f"{', '.join(names)}, PTX of {virtual(names)}"
+
+
+def virtual(names: Sequence[str]) -> str:
+    """The architecture of the PTX that all of these are made from: the oldest.
+
+    The kernels use nothing that a later one has, and to make the PTX takes longer than to make machine code of it.
+    """
+    return f"compute_{min(int(name.removeprefix('sm_')) for name in names)}"
 
 
 def command(toolkit: Toolkit, source: Path, out: Path, names: Sequence[str], *, werror: bool) -> list[str]:
-    """The command that makes an object file with code for these architectures, and PTX of the last."""
-    codes = [f"-gencode=arch={_virtual(name)},code={name}" for name in names]
-    codes.append(f"-gencode=arch={_virtual(names[-1])},code={_virtual(names[-1])}")
+    """The command that makes an object file with code for these architectures, and their PTX."""
+    of_all = virtual(names)
     host = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", *(["-Werror"] if werror else [])]
     return [
-        *(toolkit.nvcc, *_flags(werror), *codes, f"--threads={os.cpu_count() or 1}", f"-Xcompiler={','.join(host)}"),
-        *("-c", str(source), "-o", str(out)),
+        *(toolkit.nvcc, *_flags(werror), f"-gencode=arch={of_all},code=[{','.join((*names, of_all))}]"),
+        *(f"--threads={os.cpu_count() or 1}", f"-Xcompiler={','.join(host)}", "-c", str(source), "-o", str(out)),
     ]
 
 
-def cubin_command(toolkit: Toolkit, source: Path, out: Path, name: str) -> list[str]:
-    """The command that makes one architecture's code alone, and prints what each kernel takes of the GPU."""
-    return [
-        *(toolkit.nvcc, *_flags(True), f"-arch={name}", "-Xptxas=-v", "-lineinfo"),
-        *("-cubin", str(source), "-o", str(out)),
-    ]
+def ptx_command(toolkit: Toolkit, source: Path, out: Path, names: Sequence[str]) -> list[str]:
+    """The command that makes the PTX of these architectures alone, with the lines that it comes from."""
+    return [toolkit.nvcc, *_flags(True), f"-arch={virtual(names)}", "-lineinfo", "-ptx", str(source), "-o", str(out)]
+
+
+def cubin_command(toolkit: Toolkit, ptx: Path, out: Path, name: str) -> list[str]:
+    """The command that makes one architecture's code of PTX, and prints what each kernel takes of the GPU."""
+    of_ptx = re.search(r"^\.target sm_(\d+)", ptx.read_text(), re.MULTILINE)
+    assert of_ptx is not None
+    code = f"-gencode=arch=compute_{of_ptx[1]},code={name}"
+    return [toolkit.nvcc, "-O3", code, "-Xptxas=-v", "-lineinfo", "-cubin", str(ptx), "-o", str(out)]
 
 
 def _flags(werror: bool) -> list[str]:
@@ -104,7 +116,3 @@ def _flags(werror: bool) -> list[str]:
     """
     flags = ["-O3", "-std=c++17", "--fmad=false", "--expt-relaxed-constexpr", f"-I{Path(__file__).parents[1]}"]
     return [*flags, "-Werror=all-warnings"] if werror else flags
-
-
-def _virtual(name: str) -> str:
-    return name.replace("sm_", "compute_")

@@ -89,16 +89,20 @@ def used():
     names = nvcc.architectures("all", TOOLKIT)
     with tempfile.TemporaryDirectory() as folder:
 
-        def compile_one(job):
-            name, source = job
-            command = nvcc.cubin_command(TOOLKIT, source, Path(folder, f"{source.stem}-{name}.cubin"), name)
+        def compiled(command):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-            return name, read(done.stderr)
+            return done.stderr
 
+        def machine_code(job):
+            name, ptx = job
+            return name, read(compiled(nvcc.cubin_command(TOOLKIT, ptx, ptx.with_suffix(f".{name}"), name)))
+
+        ptx_of = {source: Path(folder, f"{source.stem}.ptx") for source in SOURCES}
         found = {name: {} for name in names}
         with ThreadPoolExecutor(2) as pool:
-            for name, by_kernel in pool.map(compile_one, [(name, source) for source in SOURCES for name in names]):
+            list(pool.map(compiled, [nvcc.ptx_command(TOOLKIT, *item, names) for item in ptx_of.items()]))
+            for name, by_kernel in pool.map(machine_code, [(name, ptx) for ptx in ptx_of.values() for name in names]):
                 found[name].update(by_kernel)
     short = short_names({kernel for by_kernel in found.values() for kernel in by_kernel})
     return {name: {short[kernel]: use for kernel, use in by_kernel.items()} for name, by_kernel in found.items()}
