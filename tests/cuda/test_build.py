@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from csrc.cuda import nvcc
-from fastlin import _info, cli
+from fastlin import _extension, _info, cli
 
 ROOT = Path(__file__).parents[2]
 KNOWN = ("sm_75", "sm_80", "sm_87", "sm_90", "sm_120")
@@ -160,6 +160,18 @@ def test_all_architectures_are_made_of_the_ptx_of_the_oldest():
     assert "-gencode=arch=compute_75,code=[sm_75,sm_90,compute_75]" in command
     assert {"--fmad=false", "-std=c++17", "-Werror=all-warnings"} <= set(command)
     assert nvcc.describe(("sm_90", "sm_100")) == "sm_90, sm_100, PTX of compute_90"
+
+
+@pytest.mark.skipif(_info._DRIVER.exists(), reason="there is an NVIDIA driver")
+@pytest.mark.skipif(_extension.extension(_extension.CUDA) is None, reason="fastlin._cuda is not built")
+def test_without_a_driver_the_module_loads_and_says_so(capsys):
+    module = _extension.loaded(_extension.CUDA)
+    assert module.why_not().startswith("there is no NVIDIA driver, or it is too old: ")
+    built = module.build_info()
+    assert "sm_" in built["architectures"]
+    assert cli.main(["info"]) == 0
+    said = f"no: {module.why_not()}; built for {built['architectures']} by CUDA {built['cuda']}\n"
+    assert f"cuda            {said}" in capsys.readouterr().out
 
 
 def test_info_has_a_line_for_a_gpu(tmp_path, monkeypatch):
