@@ -75,11 +75,19 @@ def _show_info(options: argparse.Namespace) -> None:
         print(f"{'extension':15} yes: {extension['compiler']}, {extension['flags']}; {found['instruction_set']}")
     else:
         print(f"{'extension':15} no: {extension['reason']}")
+    print(f"{'cuda':15} {_cuda_state(found['cuda'])}")
     print("backends")
     for name, backend in found["backends"].items():
         print(f"  {name:13} {_availability(backend)}")
     for device, order in found["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
+
+
+def _cuda_state(cuda: dict[str, Any]) -> str:
+    built = f"built for {cuda['architectures']} by CUDA {cuda['cuda']}" if "architectures" in cuda else None
+    if not cuda["available"]:
+        return "; ".join(["no: " + cuda["reason"], *([built] if built else [])])
+    return f"yes: {', '.join(cuda['devices'])}; driver {cuda['driver'] or 'unknown'}; {built}"
 
 
 def _availability(backend: dict[str, Any]) -> str:

@@ -22,6 +22,15 @@ def why_no_gpu():
     return reason or (None if torch.cuda.is_available() else "torch sees no GPU")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Tables that tests recorded, as ("table", text), are shown though the tests passed."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, text in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(text)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread_per_worker():
     """Tests run in as many processes as there are cores; more threads would only wait for each other."""
