@@ -192,7 +192,7 @@ def test_side_by_side_is_one_after_the_other(model, heads, optimiser):
 def test_side_by_side_on_shared_data():
     run, alone = (tuned(regime, own_data=False, dtype=DOUBLE) for regime in (["zs:v", "zs+fs:v"], "zs+fs:v"))
     assert_close(run.params["v"][run.of("zs+fs:v")], alone.params["v"], 1e-9)
-    with pytest.raises(ValueError, match="^regime: got 'zs:q'"):
+    with pytest.raises(ValueError, match=r"^regime: got 'zs:q'"):
         run.of("zs:q")
 
 
@@ -283,7 +283,7 @@ def test_models_with_the_scale_of_shots_are_stored(tmp_path):
 
 
 def test_softmax_has_no_scale_of_shots():
-    with pytest.raises(ValueError, match="^shot_scale: got True for model 'softmax'"):
+    with pytest.raises(ValueError, match=r"^shot_scale: got True for model 'softmax'"):
         fl.train(MIX, "pretrain", N, model="softmax", **SHORT)
 
 
