@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 # Told apart by people who do not see all colours (Okabe and Ito, with a grey for what others are compared with).
 _COLOURS = ("#555555", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c564b", "#b0a000")
-_MARKERS = "osD^vP*Xh"
+_MARKERS = "osD^v<>hp"
+# Points without lines beside those of other curves, so that all are seen, in units of x.
+_ASIDE = 0.06
 _WIDTH, _HEIGHT, _LINE = 5.2, 4.2, 0.14  # inches
 _CHARACTERS = 96  # of the caption in a line of one width
 
@@ -24,11 +26,11 @@ def axes_figure(record: dict[str, Any]) -> Figure:
     drawn = record["axes"]
     count = max(len(drawn), 1)
     text = "\n".join(textwrap.fill(sentence, _CHARACTERS * count) for sentence in record["caption"])
-    figure = new_figure(_WIDTH * count, _HEIGHT + _LINE * (text.count("\n") + 2))
+    figure = new_figure(_WIDTH * count + (1.2 if count == 1 else 0.0), _HEIGHT + _LINE * (text.count("\n") + 2))
     for place, one in enumerate(drawn):
         _draw(figure.add_subplot(1, count, place + 1), one)
     shown = {label: handle for axes in figure.axes for handle, label in zip(*_entries(axes), strict=True)}
-    if len({frozenset(_entries(axes)[1]) for axes in figure.axes}) == 1 and count > 1:
+    if len({frozenset(_entries(axes)[1]) for axes in figure.axes}) == 1:
         figure.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, fontsize=8.5)
     else:
         for axes in figure.axes:
@@ -58,8 +60,9 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
             continue
         error = [0.0 if value is None else value for value in curve["error"] or [None] * len(y)]
         alone = all(other["points"] or other["colour"] != curve["colour"] for other in one["curves"])
+        aside = _ASIDE * (curve["colour"] - 4) if alone and one["x_label"].endswith(" n") else 0.0
         axes.errorbar(
-            curve["x"],
+            [x + aside for x in curve["x"]],
             y,
             yerr=error,
             color=colour,

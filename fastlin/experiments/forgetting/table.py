@@ -29,8 +29,11 @@ def _sure(gap: tuple[float, float]) -> bool:
 
 
 def ranks(corners: Corners, regimes: Sequence[str], task: str, shots: int) -> dict[str, str]:
-    """Best and worst: those of the fine-tuned that nothing is surely below, or above; the others are better."""
-    errors = {regime: corners[regime, task, shots] for regime in regimes if (regime, task, shots) in corners}
+    """Best and worst: those of the fine-tuned that nothing is surely below, or above; the others are better.
+
+    Logarithms are compared: seeds of a regime that blows up differ by factors.
+    """
+    errors = {regime: corners[regime, task, shots].log() for regime in regimes if (regime, task, shots) in corners}
     found = {}
     for regime, own in errors.items():
         below = any(_sure(difference(own, other)) for other in errors.values())
@@ -59,7 +62,7 @@ def as_text(corners: Corners, regimes: Sequence[str], shots: int) -> str:
             text += f"{f'{float(errors.mean()):.5g} ± {spread:.1e} {word:6}':>30}"
         lines.append(text)
     note = f"best: no regime is surely below; worst: none is surely above; surely: by {_SURE:g} standard errors of the "
-    return "\n".join([*lines, note + "difference over seeds."]) + "\n"
+    return "\n".join([*lines, note + "logarithms' difference over seeds."]) + "\n"
 
 
 def findings(corners: Corners, shots: int) -> list[dict[str, Any]]:
