@@ -219,7 +219,7 @@ def test_findings_can_hold_and_can_fail():
     found = table.findings(corners(errors), 20)
     texts = [entry["text"] for entry in found]
     assert [entry["holds"] for entry in found] == [True, True, True, True, True, True, False, True, True], texts
-    assert "zs+fs:all − zs:all = +0.02" in texts[0]
+    assert "zs:v − zs:all = +0.2" in texts[0]
     errors["zs:q", "θ0", 20] = 5.0
     errors["zs:v", "−θ0", 20] = 0.9
     found = table.findings(corners(errors), 20)

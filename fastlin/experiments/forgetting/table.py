@@ -85,17 +85,17 @@ def _text(gap: tuple[float, float]) -> str:
 
 
 def _extreme(corners: Corners, tuned: Sequence[str], regime: str, task: str, n: int, lowest: bool) -> dict[str, Any]:
-    """Whether a regime is the best, or the worst, at a corner of the table."""
+    """Whether a regime is the best, or the worst, of those with its objective at a corner of the table."""
     sign = 1.0 if lowest else -1.0
     gaps = {}
     for other in tuned:
-        if other != regime:
+        if other != regime and other.split(":")[0] == regime.split(":")[0]:
             gap, error = difference(corners[other, task, n], corners[regime, task, n])
             gaps[other] = (sign * gap, error)
     nearest = min(gaps, key=lambda other: gaps[other][0])
     gap, error = gaps[nearest]
     word, what = ("best", "zero shots") if lowest else ("worst", f"{n} shots")
-    text = f"full fine-tuning ({regime}) is {word} at {what} on {task}: {nearest} − {regime} = "
+    text = f"full fine-tuning ({regime}) is the {word} of zs:X at {what} on {task}: {nearest} − {regime} = "
     return _entry(f"{text}{_text((sign * gap, error))}.", _sure((gap, error)))
 
 
