@@ -183,10 +183,13 @@ class Model(nn.Module, ABC):
         prompts: bool = True,
         weight: Tensor | None = None,
         backend: str = "auto",
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Loss (R,) and per-task losses (R, K) on sequences that the source draws."""
+        """Loss (R,) and per-task losses (R, K) on sequences that the source draws; `rows` takes some trials."""
         place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "offset": offset}
         forms = self.forms(prompts)
+        if rows is not None:
+            forms = {name: None if form is None else form[rows] for name, form in forms.items()}
         return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self.op_options(n))
 
     @abstractmethod

@@ -80,7 +80,8 @@ class _Draw(NamedTuple):
     stream: Stream
     batch: int
     weight: Tensor | None
-    variants: list[Term | None]  # the term in each variant of a regime, where it has some
+    rows: Tensor | None  # trials that have the term; None is all
+    variants: list[Term]  # the term in each variant of a regime that has it, where there are variants
 
 
 class Loop:
@@ -171,7 +172,7 @@ class Loop:
         """Parameters that some variants of a regime do not train: with their trials and what these hold."""
         job = self.job
         found: list[tuple[Tensor, Tensor, Tensor]] = []
-        index = job.regime.phases.index(phase)
+        index = self._place(phase)
         for raw in self.job.model.parameters():
             idle = [
                 all(raw is not other for group in row.phases[index].trains for other in job.model.group(group))
@@ -187,7 +188,14 @@ class Loop:
         protocol, source = job.protocol, job.sources[term.source]
         variants = max(len(job.regime.variants), 1)
         seeds = job.model.shape.trials // variants
-        own = [index * seeds + seed for seed in range(seeds) for _ in range(variants)]
+        key, at = list(keyed(phase.objective))[index], self._place(phase)
+        terms = [keyed(row.phases[at].objective).get(key) for row in job.regime.variants]
+        has = [i for i in range(variants) if not terms or terms[i] is not None]
+        rows = None
+        if len(has) < variants:
+            trials = [seed * variants + i for seed in range(seeds) for i in has]
+            rows = torch.tensor(trials, device=job.model.attention_unit.device)
+        own = [index * seeds + seed for seed in range(seeds) for _ in has]
         stream: Stream = own if protocol.own_data else index
         shots = job.n if term.shots is None else term.shots
         mixed = isinstance(source, TaskMixture) and source.K > 1
@@ -200,10 +208,11 @@ class Loop:
             equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
             sources, batch = [source.reweighted(equal, stratify=True)], batch * source.K
             weight = source.weights.to(job.model.attention_unit)
-        key = list(keyed(phase.objective))[index]
-        at = job.regime.phases.index(phase)
-        terms = [keyed(row.phases[at].objective).get(key) for row in job.regime.variants]
-        return _Draw(term, shots, sources, stream, batch, weight, terms)
+        return _Draw(term, shots, sources, stream, batch, weight, rows, [t for t in terms if t is not None])
+
+    def _place(self, phase: Phase) -> int:
+        """Where in the regime a phase is; others may be equal to it."""
+        return next(i for i, other in enumerate(self.job.regime.phases) if other is phase)
 
     def _one_step(self, phase: Phase, draws: list[_Draw], share: float) -> None:
         optimiser, protocol = self.optimiser, self.job.protocol
@@ -254,10 +263,14 @@ class Loop:
                 prompts=phase.prompts,
                 weight=draw.weight,
                 backend=job.backend,
+                rows=draw.rows,
             )
             if draw.variants:
-                weights = [0.0 if term is None else term.weight_at(share) for term in draw.variants]
-                losses.append(loss * loss.new_tensor(weights).repeat(len(loss) // len(weights)))
+                weights = [term.weight_at(share) for term in draw.variants]
+                loss = loss * loss.new_tensor(weights).repeat(len(loss) // len(weights))
+                if draw.rows is not None:
+                    loss = loss.new_zeros(job.model.shape.trials).index_copy(0, draw.rows, loss)
+                losses.append(loss)
                 continue
             weight = draw.term.weight_at(share)
             losses.append(loss if weight == 1.0 else weight * loss)

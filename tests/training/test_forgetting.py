@@ -196,6 +196,36 @@ def test_side_by_side_on_shared_data():
         run.of("zs:q")
 
 
+def test_phases_of_variants_are_told_apart_by_their_place():
+    """Two rows that do the same things in another order, put together, have two equal phases."""
+    v, q = (Phase((part,), False, (Term(0, source="target"),)) for part in ("v", "q"))
+    rows = [Regime(name, phases, study="forgetting") for name, phases in (("vq", (v, q)), ("qv", (q, v)))]
+    run = tuned(rows, dtype=DOUBLE)
+    for row in rows:
+        alone = tuned(row, dtype=DOUBLE)
+        assert_close(run.params["W"][run.of(row.name)], alone.params["W"], 1e-9)
+        assert_close(run.params["v"][run.of(row.name)], alone.params["v"], 1e-9)
+
+
+def test_a_term_is_taken_on_the_trials_that_have_it():
+    """The few-shot loss of models that zs has made large may overflow: it is not theirs, and 0 times it is not 0."""
+    few, zero = (
+        Regime(f"{n}", (Phase(("v",), False, (Term(n, source="target"),)),), study="forgetting") for n in (N, 0)
+    )
+    plan, seen = plan_of([few, zero]), []
+    kind = type(plan.model())
+    original = kind.loss
+
+    def noting(self, source, n, *args, rows=None, **options):
+        seen.append((n, None if rows is None else rows.tolist()))
+        return original(self, source, n, *args, rows=rows, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "loss", noting)
+        trace(plan)
+    assert seen[:2] == [(N, [0, 2]), (0, [1, 3])]
+
+
 def test_rows_that_do_not_go_together():
     for rows, message in (
         (["zs:v", "pretrain"], "regime: 'pretrain' has judged"),
