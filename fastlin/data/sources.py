@@ -333,6 +333,36 @@ class FixedTask(LinearTasks):
         self.theta = check_array("theta", theta, ("d",))
         super().__init__(len(self.theta), noise_std, feature_cov, bias)
 
+    def at_cosine(self, cosine: float) -> FixedTask:
+        """A task of the same size at an angle to this one: features, noise and everything else are the same.
+
+        Size and angle are those of the labels, <a, b> = a'S b with the features' covariance S. The direction away from
+        theta is that of the coordinate that is least along it.
+
+        Parameters
+        ----------
+        cosine : float
+            From -1, the task -theta, to 1.
+        """
+        cosine = float(cosine)
+        if not -1.0 <= cosine <= 1.0:
+            raise ValueError(f"cosine: got {cosine}, wants a number from -1 to 1")
+        S, theta = self.feature_cov, self.theta
+        along, size = S @ theta, float(theta @ S @ theta)
+        other = torch.zeros_like(theta)
+        if abs(cosine) < 1.0:
+            if self.d == 1 or not size > 0.0:
+                raise ValueError(
+                    f"cosine: got {cosine} for theta {theta.tolist()}, wants 1 or -1: nothing is beside it"
+                )
+            least = int((along.square() / S.diagonal()).argmin())
+            other[least] = 1.0
+            other = other - float(along[least]) / size * theta
+            other = other * (size / float(other @ S @ other)) ** 0.5
+        turned = cosine * theta + (1.0 - cosine**2) ** 0.5 * other
+        cov = None if self._feature_factor is None else S
+        return FixedTask(turned, self.noise_std, cov, self.bias)
+
     def _recipe(self) -> Recipe:
         return Recipe(*self._common(), _as_read("theta", self.theta, (self.d,)))
 
@@ -357,6 +387,12 @@ class PointSet(Source):
         self.x = check_array("x", x, ("P", "d"))
         self.y = check_array("y", y, (self.x.shape[0],))
         super().__init__(self.x.shape[1], bias)
+
+    @classmethod
+    def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> PointSet:
+        """That many points of a task source: features and labels of its queries."""
+        _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
+        return cls(q[:, int(source.bias) : -1], y, bias=source.bias)
 
     def _tokens(self, place: Place, n: int) -> Batch:
         P = len(self.y)
