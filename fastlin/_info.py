@@ -49,6 +49,6 @@ def info() -> dict[str, Any]:
 
 
 def _backend(name: str) -> dict[str, Any]:
-    device = torch.device("cuda" if name == "cuda" else "cpu")
+    device = torch.device("cuda" if name in backends.ORDER.get("cuda", ()) or name == "cuda" else "cpu")
     reason = backends.why_not(name, "prompt_loss", device, torch.float32, 11)
     return {"available": reason is None, "reason": reason, "auto": True}

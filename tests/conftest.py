@@ -8,6 +8,10 @@ from fastlin import backends
 from fastlin.backends import cpu
 
 
+def pytest_addoption(parser):
+    parser.addoption("--triton-sweep", action="store_true", help="run Triton's interpreter on many more problems")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread_per_worker():
     """Tests run in as many processes as there are cores; more threads would only wait for each other."""

@@ -16,10 +16,10 @@ from fastlin.backends import eager
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 
-ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("triton",)}
 """Backends that "auto" tries for a device type before eager, best first."""
 
-ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cuda", "triton")}
+ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cuda",)}
 """Names that are reserved for backends this version lacks, with what is said to who names one."""
 
 
@@ -33,7 +33,8 @@ class Backend(Protocol):
     A module may set `any_form = True`. It then gets p, W, v of a layer as the caller gave them, unless v is a head that
     the tasks share, and gives gradients in the same forms; yhat, gy and the losses have no R where these have none.
     That saves a small call eight views, 20 us. With `checks_tasks = True` it raises IndexError for a task index outside
-    [0, K), and no index is looked at before the call.
+    [0, K), and no index is looked at before the call. With `reads_half = True` tokens x come to it in float16 or
+    bfloat16 where the caller has them so, to be multiplied and added in float32; others get them in float32.
     """
 
     @property
@@ -64,7 +65,9 @@ class Sampler(Protocol):
     ) -> tuple[Tensor, Tensor, Gradients]:
         """`Backend.loss` of sequences that are drawn; the problem has neither x nor q."""
 
-    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sample(
+        self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,)."""
 
 

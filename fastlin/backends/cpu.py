@@ -122,7 +122,9 @@ def _pieces(draw: Draw) -> Iterator[Draw]:
         yield draw.piece(first, min(_PIECE, draw.batch - first))
 
 
-def sample(draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sample(
+    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
     global last_sampler
     B, m = draw.batch, draw.m
@@ -139,7 +141,7 @@ def sample(draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tenso
         is_gram,
         [array.ctypes.data for array in arrays],
     )
-    x, q, y, task = map(torch.from_numpy, arrays)
+    x, q, y, task = (torch.from_numpy(array).to(device) for array in arrays)
     return x, q, y, task
 
 

@@ -121,9 +121,8 @@ _OPS = {"predict": _predict_op, "loss": _loss_op}
 
 def _empty(tensors: Tensors, *shape: int) -> Tensor:
     """A result of the fake kernels, with leading R where the call has trials."""
-    x, R = tensors[0], _call.trials_of(tensors)
-    assert x is not None
-    return x.new_empty(shape if R is None else (R, *shape))
+    R = _call.trials_of(tensors)
+    return _call.anchor(tensors).new_empty(shape if R is None else (R, *shape))
 
 
 def _empty_gradients(given: Arguments) -> list[Tensor]:
@@ -188,7 +187,8 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
         _check_unchanged(ctx)
         sampler = backends.sampler(ctx.options.backend)
         assert sampler is not None
-        x, q, y, task = sampler.sample(draw, True, _call.anchor(tensors).dtype)
+        like = _call.anchor(tensors)
+        x, q, y, task = sampler.sample(draw, True, like.dtype, like.device)
         tensors = (x, q, task, *tensors[3:])
     if torch.is_grad_enabled():
         yhat = _call.compute("predict", Arguments(tensors, (), ctx.options._replace(backend="eager")))[0]
