@@ -165,7 +165,7 @@ def results(case: Case, module: Any = fl, *, kernel: str | None = None, **option
             values = dict(zip(("loss", "per_task"), _flat(ready(module, **options)), strict=False))
         found.update({name: value.detach() for name, value in values.items()})
         first = values["loss"]
-        count = torch.arange(1, first.numel() + 1, dtype=first.dtype).reshape(first.shape)
+        count = torch.arange(1, first.numel() + 1, dtype=first.dtype, device=first.device).reshape(first.shape)
         total = (first * (count / first.numel() + 0.5).cos()).sum()
         # The loss of parameters alone has its gradients already, which the backward scales.
         is_made = prime and case.op in LOSSES

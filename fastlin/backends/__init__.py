@@ -102,6 +102,17 @@ def sampler(name: str) -> Sampler | None:
     return cast(Sampler, module) if hasattr(module, "sampled_loss") else None
 
 
+def sampler_on(device: torch.device, dtype: torch.dtype, m: int) -> Sampler | None:
+    """The backend that draws sequences where they are wanted, on a device that is not the CPU; None without one."""
+    if device.type == "cpu":
+        return None
+    for name in ORDER.get(device.type, ()):
+        serving = sampler(name)
+        if serving is not None and load(name).supports("sample", device, dtype, m) is None:
+            return serving
+    return None
+
+
 @functools.lru_cache(256)
 def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
     """Name of the backend that serves a call.

@@ -5,7 +5,8 @@ y = x'beta + noise, and gives the tokens z = [x; y] of the context, the query q 
 the tokens, their Gram matrix, drawn from its own distribution (`bartlett`). With a constant coordinate tokens are
 [1; x; y]. Everything about a sequence is a function of (seed, step, stream, i) alone, computed in float64 in a fixed
 order of operations and rounded once: a batch can be taken in any pieces, bit for bit. `place` has the layout of draws.
-Where the extension is there its kernels draw, in the dtype that is asked for; their numbers differ by rounding.
+Where the extension is there its kernels draw, in the dtype that is asked for, and on a GPU those of a backend that
+serves it; their numbers differ by rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fastlin import _extension
-from fastlin.backends import cpu
+from fastlin.backends import cpu, sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett, chi
 from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
@@ -85,10 +86,10 @@ class Source(ABC):
         task : Tensor (batch,), int64
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
-        return _rounded(self._sample(place, n, _default(dtype)), dtype, device)
+        return _rounded(self._sample(place, n, _default(dtype), _place_of(device)), dtype, device)
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        """Tokens on the CPU, in `dtype` or in float64."""
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Tokens on the device, in `dtype`, or on the CPU and in float64."""
         with torch.device("cpu"):
             return self._tokens(place, n)
 
@@ -152,7 +153,10 @@ class LinearTasks(Source):
             The same as from `sample`, number for number.
         """
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
-        if draw is None or _extension.extension() is None:
+        on_device = None if draw is None else sampler_on(_place_of(device), kernel_dtype(_default(dtype)), self.m)
+        if draw is not None and on_device is not None:
+            drawn = on_device.sample(draw, True, kernel_dtype(_default(dtype)), _place_of(device))
+        elif draw is None or _extension.extension() is None:
             drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
             drawn = cpu.sample(draw, True, kernel_dtype(_default(dtype)))
@@ -174,11 +178,15 @@ class LinearTasks(Source):
     def _recipe(self) -> Recipe:
         """The source in numbers."""
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        if _extension.extension() is None or _has_its_own_way(type(self)):
-            return super()._sample(place, n, dtype)
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        on_device = None if _has_its_own_way(type(self)) else sampler_on(device, kernel_dtype(dtype), self.m)
+        if on_device is None and (_extension.extension() is None or _has_its_own_way(type(self))):
+            return super()._sample(place, n, dtype, device)
         check_room(n * self.d, 4)
-        return cpu.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype))
+        draw = Draw(self._recipe(), n, *place)
+        if on_device is not None:
+            return on_device.sample(draw, False, kernel_dtype(dtype), device)
+        return cpu.sample(draw, False, kernel_dtype(dtype))
 
     def _gram_in_torch(self, place: Place, n: int) -> Batch:
         """Gram matrices in float64 on the CPU, in torch operations: what the kernels must draw."""
@@ -394,6 +402,10 @@ def _described(value: Any) -> Any:
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
+
+
+def _place_of(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
 
 
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:

@@ -175,7 +175,8 @@ def gram(z: Tensor) -> Tensor:
 
 
 def _config(problem: Problem, wants: str) -> plan.Config:
-    return plan.config(problem.W.shape[-1], problem.W.dtype, streams=_launch().streams(problem, wants))
+    m, dtype, is_streamed = problem.W.shape[-1], problem.W.dtype, _launch().streams(problem, wants)
+    return plan.config(m, dtype, streams=is_streamed, data=bool(set("xq") & set(wants)))
 
 
 def _attention(problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None) -> Any:

@@ -21,7 +21,7 @@ from fastlin.backends.triton.kernels.stream import stream_kernel
 from fastlin.backends.triton.kernels.tiles import gram_kernel
 from fastlin.backends.triton.source import Source
 
-RUN = 8
+RUN = 16
 """Tiles over which the streaming kernel keeps dW in registers."""
 OPTIONS = {"num_stages": 1}
 """Of every launch: loads that run ahead of a loop take the registers that the tiles need."""

@@ -43,15 +43,25 @@ def padded(m: int) -> int:
     return max(16, 1 << (m - 1).bit_length())
 
 
-def config(m: int, dtype: torch.dtype, *, streams: bool = False) -> Config:
+def config(m: int, dtype: torch.dtype, *, streams: bool = False, data: bool = False) -> Config:
     """The one configuration of a kernel for a width and a dtype: nothing is tuned at run time.
 
     A tile of matrices has 2048 entries, or 1024 in float64, which is 8 registers of each of 256 threads; but a dot
     keeps rows and columns of its factors there as well, 96 numbers, and the reverse of a layer has five such tiles
-    alive. At 4096 entries it spills 136 bytes. A tile of tokens is as large, and leaves half of the registers.
+    alive. At 4096 entries it spills 136 bytes; so it does at 2048 where gradients of the data are added up besides, and
+    a tile of tokens spills 32: these have half of it.
+
+    Parameters
+    ----------
+    m, dtype
+        Of the problem.
+    streams : bool
+        Whether a tile is BB x BN tokens, not BB matrices.
+    data : bool
+        Whether gradients of the data are wanted.
     """
     M = padded(m)
-    entries = 1024 if dtype is torch.float64 else 2048
+    entries = 2048 // (1 + (dtype is torch.float64)) // (1 + (streams or data))
     return Config(M, max(entries // (16 * M if streams else M * M), 1), 16, 8)
 
 
