@@ -39,7 +39,7 @@ def info() -> dict[str, Any]:
         },
         "backends": {
             "reference": {"available": True, "reason": None, "auto": False},
-            **{name: _backend(name) for name in (*backends.names(), *backends.ABSENT)},
+            **{name: _backend(name) for name in backends.names()},
         },
         "auto": {device: [*order, "eager"] for device, order in {"cpu": (), **backends.ORDER}.items()},
         "extension": {
@@ -85,6 +85,6 @@ def _device(index: int) -> str:
 
 
 def _backend(name: str) -> dict[str, Any]:
-    device = torch.device("cuda" if name == "cuda" else "cpu")
+    device = torch.device("cuda" if name in backends.ORDER.get("cuda", ()) or name == "cuda" else "cpu")
     reason = backends.why_not(name, "prompt_loss", device, torch.float32, 11)
     return {"available": reason is None, "reason": reason, "auto": True}

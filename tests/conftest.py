@@ -31,6 +31,10 @@ def pytest_terminal_summary(terminalreporter):
                 terminalreporter.write_line(text)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--triton-sweep", action="store_true", help="run Triton's interpreter on many more problems")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread_per_worker():
     """Tests run in as many processes as there are cores; more threads would only wait for each other."""

@@ -90,7 +90,7 @@ def sample(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences.
 
-    On the CPU, which is the one `device` that this backend is asked for.
+    They are on the CPU, whatever the device is that they are for.
     """
     global last_sampler
     B, m = draw.batch, draw.m
@@ -107,7 +107,7 @@ def sample(
         is_gram,
         [array.ctypes.data for array in arrays],
     )
-    x, q, y, task = map(torch.from_numpy, arrays)
+    x, q, y, task = (torch.from_numpy(array).to(device) for array in arrays)
     return x, q, y, task
 
 

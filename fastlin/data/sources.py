@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlin import _extension
-from fastlin.backends import Sampler, cpu, cuda
+from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett, chi
 from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
@@ -153,7 +152,7 @@ class LinearTasks(Source):
             The same as from `sample`, number for number.
         """
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
-        sampler = _sampler(_where(device))
+        sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
         if draw is None or sampler is None:
             drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
@@ -177,7 +176,7 @@ class LinearTasks(Source):
         """The source in numbers."""
 
     def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
-        sampler = _sampler(device)
+        sampler = sampler_on(device, kernel_dtype(dtype), self.m)
         if sampler is None or _has_its_own_way(type(self)):
             return super()._sample(place, n, dtype, device)
         check_room(n * self.d, 4)
@@ -437,15 +436,6 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
 
 def _where(device: torch.device | str | None) -> torch.device:
     return torch.get_default_device() if device is None else torch.device(device)
-
-
-def _sampler(device: torch.device) -> Sampler | None:
-    """The backend whose kernels draw for a device; they draw on the CPU for one that has none."""
-    # Inside torch.func and under a dispatch mode what torch allocates may be without memory.
-    is_plain = not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
-    if device.type == "cuda" and is_plain and cuda.supports("sample", device, torch.float64, 0) is None:
-        return cuda
-    return None if _extension.extension() is None else cpu
 
 
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:

@@ -147,7 +147,7 @@ class Plan:
             device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
-        choice("backend", backend, ("auto", "reference", *backends.names(), *backends.ABSENT))
+        choice("backend", backend, ("auto", "reference", *backends.names()))
         _serving(kind, backend, device, number, mix.m)
         config = {
             "regime": row.describe(),

@@ -123,9 +123,8 @@ _OPS = {"predict": _predict_op, "loss": _loss_op}
 
 def _empty(tensors: Tensors, *shape: int) -> Tensor:
     """A result of the fake kernels, with leading R where the call has trials."""
-    x, R = tensors[0], _call.trials_of(tensors)
-    assert x is not None
-    return x.new_empty(shape if R is None else (R, *shape))
+    R = _call.trials_of(tensors)
+    return _call.anchor(tensors).new_empty(shape if R is None else (R, *shape))
 
 
 def _empty_gradients(given: Arguments) -> list[Tensor]:
