@@ -29,11 +29,14 @@ struct Device {
 class OnDevice {
  public:
   explicit OnDevice(int device) {
-    if (cudaGetDevice(&before_) == cudaSuccess && before_ != device) cudaSetDevice(device);
+    error = cudaGetDevice(&before_);
+    if (error == cudaSuccess && before_ != device) error = cudaSetDevice(device);
   }
   ~OnDevice() { cudaSetDevice(before_); }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
+
+  cudaError_t error;
 
  private:
   int before_ = 0;
@@ -113,7 +116,9 @@ struct Prepared {
                     P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
     const std::int64_t number = static_cast<std::int64_t>(sizeof(double)),
                        record = P.R * call.at.width * number;
-    const std::int64_t each = call.matrices * number + 2 * record;
+    // Sums of all that could be asked for: a loss has the same bits with gradients and without.
+    const std::int64_t vectors = P.R * (1 + (P.H + P.t + 1) * P.m);
+    const std::int64_t each = (square * (1 + 2 * P.layers) + 2 * vectors) * number;
     const std::int64_t most =
         std::clamp(kPartialBytes / std::max<std::int64_t>(each, 1), kFewestBlocks, kBlocks);
     const std::int64_t in_block = std::max<std::int64_t>((tiles + most - 1) / most, 1);
@@ -236,6 +241,7 @@ template <class T>
 int attention(const Problem<T>& P, const Results<T>& out, const Order& order, void* workspace, int device,
               void* stream) {
   const OnDevice guard(device);
+  if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
   Prepared<T> made(P, out, order, Device(device));
   made.place(workspace);
   return run(made, stream);
@@ -250,6 +256,7 @@ template <class T>
 int gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n, std::int64_t m,
          T* G, void* workspace, int device, void* stream) {
   const OnDevice guard(device);
+  if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
   Prepared<T> made = prepare_gram(z, batch, row, B, n, m, Device(device));
   made.place(workspace);
   if (B == 0) return 0;
@@ -266,6 +273,7 @@ template <class T>
 int sample(const Source& S, std::int64_t B, bool is_gram, const Sample<T>& out, void* workspace, int device,
            void* stream) {
   const OnDevice guard(device);
+  if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
   Drawing<T> given = drawing(S, B, is_gram, out);
   const Shape shape = sample_shape(given, Device(device));
   given.scratch = shape.is_shared ? nullptr : static_cast<std::byte*>(workspace);
@@ -276,6 +284,7 @@ int sample(const Source& S, std::int64_t B, bool is_gram, const Sample<T>& out, 
 
 int sample_tasks(const Source& S, std::int64_t B, std::int64_t* task, int device, void* stream) {
   const OnDevice guard(device);
+  if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
   if (B == 0) return 0;
   const std::int64_t most = std::int64_t{32} * Device(device).processors;
   const auto grid = static_cast<unsigned>(std::min<std::int64_t>((B + kThreads - 1) / kThreads, most));

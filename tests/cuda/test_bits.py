@@ -73,6 +73,7 @@ def test_of_gram_and_data():
 
 
 def test_forward_alone_has_the_same_bits():
-    case = make("prompt_loss", B=100, R=3, backend="cuda")
+    # Sums of 1000 trials are so large that there are fewer blocks than tiles.
+    case = make("gram_loss", B=1100, m=12, R=1000, backend="cuda")
     found, expected = case(), case.differentiable("p", "W", "v")()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
