@@ -2,13 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 CONSTRAINTS := $(abspath constraints.txt)
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Threads that wait for each other sleep, for the sake of a core that is busy: tests run two at a time. Spinning, eager
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
-reproduce test: export OMP_WAIT_POLICY := passive
+reproduce test gpu-check: export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test bench lint format clean
+.PHONY: reproduce test bench gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
@@ -18,6 +18,10 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu
+
+# On a machine with a GPU: all tests on it, then the table of the GPU; one report in runs/gpu-check.
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gpu_check --out runs/gpu-check
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -34,10 +38,10 @@ format: $(INSTALLED)
 $(INSTALLED): export PIP_CONSTRAINT := $(CONSTRAINTS)
 $(INSTALLED): export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
 $(INSTALLED): export FASTLIN_WERROR := 1
-$(INSTALLED): pyproject.toml setup.py constraints.txt fastlin/_version.py $(SOURCES)
+$(INSTALLED): pyproject.toml setup.py constraints.txt fastlin/_version.py csrc/cuda/nvcc.py $(SOURCES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv build dist runs *.egg-info fastlin/_C.*.so .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist runs *.egg-info fastlin/_C.*.so fastlin/_cuda.*.so .coverage .pytest_cache .mypy_cache .ruff_cache

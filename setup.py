@@ -1,56 +1,107 @@
-"""The extension `fastlin._C`; everything else is in pyproject.toml.
+"""The extensions `fastlin._C` and, where nvcc is found, `fastlin._cuda`; everything else is in pyproject.toml.
 
-FASTLIN_NO_EXTENSION=1 leaves the extension out on purpose; FASTLIN_WERROR=1 turns warnings into errors.
+FASTLIN_NO_EXTENSION=1  leaves both out on purpose
+FASTLIN_NO_CUDA=1       leaves fastlin._cuda out
+FASTLIN_CUDA_ARCHS      "all", or architectures like 80,90; csrc/cuda/nvcc.py has the default and the whole list
+FASTLIN_WERROR=1        turns warnings into errors
+CUDA_HOME               the CUDA toolkit, where it is not the one of PATH
 """
 
 import os
 import runpy
+import subprocess
 from glob import glob
+from pathlib import Path
+from types import SimpleNamespace
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, CompileError
 
 VERSION = runpy.run_path("fastlin/_version.py")["__version__"]
+WERROR = os.environ.get("FASTLIN_WERROR") == "1"
+nvcc = SimpleNamespace(**runpy.run_path("csrc/cuda/nvcc.py"))
 
 
 class BuildExtension(build_ext):
     """Stops the installation when the kernels do not compile, and says what to do."""
 
     def build_extension(self, ext: Extension) -> None:
+        is_cuda = ext.name == "fastlin._cuda"
+        needs = (
+            "a CUDA toolkit that works; FASTLIN_NO_CUDA=1 installs without it"
+            if is_cuda
+            else "a C++17 compiler; FASTLIN_NO_EXTENSION=1 installs without it"
+        )
         try:
+            if is_cuda:
+                ext.extra_objects = [self._device_code(source) for source in sorted(glob("csrc/cuda/*.cu"))]
             super().build_extension(ext)
-        except (BaseError, CCompilerError) as error:
-            raise CompileError(
-                f"{error}\nfastlin._C needs a C++17 compiler; FASTLIN_NO_EXTENSION=1 installs without it"
-            ) from error
+        except (BaseError, CCompilerError, subprocess.CalledProcessError, OSError) as error:
+            raise CompileError(f"{error}\n{ext.name} needs {needs}") from error
+
+    def _device_code(self, source: str) -> str:
+        out = Path(self.build_temp, source).with_suffix(".o")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        command = nvcc.command(TOOLKIT, Path(source), out, ARCHITECTURES, werror=WERROR)
+        self.announce(" ".join(command), level=2)
+        subprocess.run(command, check=True)
+        return str(out)
 
 
-def compiled_kernels() -> Extension:
-    """Describe `fastlin._C`, which knows neither torch nor numpy when it is built."""
+def extension(name: str, sources: list[str], flags: list[str], **more) -> Extension:
+    """An extension that knows neither torch nor numpy when it is built."""
     from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 
     ParallelCompile(default=0).install()  # as many sources at once as there are cores
 
     # No multiply-add but where a kernel asks for one: chi variates have the same bits on every instruction set.
-    flags = ["-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    if os.environ.get("FASTLIN_WERROR") == "1":
-        flags.append("-Werror")
+    common = ["-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", *(["-Werror"] if WERROR else [])]
+    macros = [("FASTLIN_VERSION", f'"{VERSION}"'), ("FASTLIN_FLAGS", f'"{" ".join(common)}"')]
     return Pybind11Extension(
-        "fastlin._C",
-        sorted(glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp")),
-        depends=sorted(glob("csrc/**/*.h", recursive=True)),
+        name,
+        sorted(sources),
         include_dirs=["csrc"],
-        define_macros=[("FASTLIN_VERSION", f'"{VERSION}"'), ("FASTLIN_FLAGS", f'"{" ".join(flags)}"')],
-        # The threads are torch's: its libgomp has the plain name, so that the loader takes the copy that is there.
-        extra_compile_args=[*flags, "-fopenmp"],
-        extra_link_args=["-fopenmp"],
+        define_macros=[*macros, *more.pop("define_macros", ())],
+        extra_compile_args=[*common, *flags],
         cxx_std=17,
+        **more,
     )
 
 
-without_extension = os.environ.get("FASTLIN_NO_EXTENSION") == "1"
-setup(
-    ext_modules=[] if without_extension else [compiled_kernels()],
-    cmdclass={"build_ext": BuildExtension},
-)
+def cpu_kernels() -> Extension:
+    """`fastlin._C`. Its threads are torch's: its libgomp has the plain name, so the loader takes the copy there is."""
+    return extension(
+        "fastlin._C",
+        glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp"),
+        ["-fopenmp"],
+        depends=sorted(glob("csrc/**/*.h", recursive=True)),
+        extra_link_args=["-fopenmp"],
+    )
+
+
+def cuda_kernels() -> Extension:
+    """`fastlin._cuda`, with the CUDA runtime inside: it loads where there is no driver, and says so."""
+    return extension(
+        "fastlin._cuda",
+        glob("csrc/cuda/*.cpp"),
+        [],
+        depends=[path for ending in ("h", "cuh", "cu") for path in sorted(glob(f"csrc/**/*.{ending}", recursive=True))],
+        define_macros=[
+            ("FASTLIN_ARCHITECTURES", f'"{nvcc.describe(ARCHITECTURES)}"'),
+            ("FASTLIN_CUDA_VERSION", f'"{TOOLKIT.version}"'),
+        ],
+        library_dirs=list(TOOLKIT.libraries),
+        libraries=["cudart_static", "dl", "rt", "pthread"],
+        extra_link_args=["-Wl,--exclude-libs,ALL"],  # torch has a CUDA runtime of its own in the same process
+    )
+
+
+extensions = []
+if os.environ.get("FASTLIN_NO_EXTENSION") != "1":
+    extensions.append(cpu_kernels())
+    TOOLKIT = None if os.environ.get("FASTLIN_NO_CUDA") == "1" else nvcc.find()
+    if TOOLKIT is not None:
+        ARCHITECTURES = nvcc.architectures(os.environ.get("FASTLIN_CUDA_ARCHS"), TOOLKIT)
+        extensions.append(cuda_kernels())
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})

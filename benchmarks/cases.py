@@ -74,8 +74,8 @@ class Case:
         return call
 
 
-def make(shape: Shape, seed: int = 0) -> Case:
-    """A random float32 problem whose predictions are of order one.
+def make(shape: Shape, seed: int = 0, device: torch.device | str = "cpu") -> Case:
+    """A random float32 problem whose predictions are of order one, the same numbers on every device.
 
     G is about (n + t) I, so W has entries of order 1 / ((n + t) m), and A and C are such that A G C is about half as
     large as I: through more, a stack would magnify rounding errors with every layer.
@@ -83,10 +83,10 @@ def make(shape: Shape, seed: int = 0) -> Case:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes: int, size: float = 1.0) -> Tensor:
-        return torch.randn(*sizes, generator=generator).mul_(size)
+        return torch.randn(*sizes, generator=generator).mul_(size).to(device)
 
     B, n, m, K, L = shape.B, shape.n, shape.m, shape.K, shape.L
-    task = torch.randint(0, K, (B,), generator=generator)
+    task = torch.randint(0, K, (B,), generator=generator).to(device)
     data = (normal(B, n, m), normal(B, m), normal(B), task)
     trials = () if shape.R is None else (shape.R,)
     size = 1 / ((n + shape.t) * m)

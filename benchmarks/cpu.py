@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch
 import fastlin as fl
 from benchmarks import machine, report
 from benchmarks.cases import Shape
+from benchmarks.progress import one_line
 from benchmarks.rows import Entrant, Race, Ratio, Result, Row, Session, Within, Workspace
 from benchmarks.sampled import Normals, SampledRace
 from benchmarks.sweep import Sweep
@@ -197,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quick=options.quick,
             limits=limits,
             reset=ColdCache() if options.cache == "cold" else None,
-            progress=_progress(),
+            progress=one_line(),
         )
         results.extend(row.run(session) for row in rows)
         session.progress("")
@@ -260,18 +261,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
-
-
-def _progress() -> Callable[[str], None]:
-    """Writes over one line of stderr when it is a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-    return show
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,7 +53,41 @@ def query_row_one_product(z: Tensor, q: Tensor, y: Tensor, task: Tensor, p: Tens
 
 
 @functools.cache
+def compiled(loss: Loss, mode: str | None) -> Loss:
+    """A loss under torch.compile; its backward pass is compiled with it, when it is first called.
+
+    The mode "reduce-overhead" puts both into CUDA graphs, whose results the next call overwrites.
+    """
+    run: Loss = torch.compile(loss, dynamic=False, mode=mode)
+    if mode is None:
+        return run
+
+    def call(*arguments: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return run(*arguments)
+
+    return call
+
+
 def compiled_query_row() -> Loss:
-    """`query_row` under torch.compile; its backward pass is compiled with it, when it is first called."""
-    compiled: Loss = torch.compile(query_row, dynamic=False)
-    return compiled
+    """`query_row` under torch.compile."""
+    return compiled(query_row, None)
+
+
+def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
+    """A step, forward and backward, as one CUDA graph; the results of a replay are overwritten by the next."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what is made once must be there before the capture
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+
+    def replay() -> tuple[Tensor, ...]:
+        graph.replay()
+        return results
+
+    return replay

@@ -41,7 +41,7 @@ def table(results: Iterable[Result]) -> str:
     results = list(results)
     lines = [line for result in results for line in result.lines]
     cells = [[line.work, line.measured, line.bar, "" if line.verdict == "no bar" else line.verdict] for line in lines]
-    text = _markdown(["work", "measured", "bar", "verdict"], cells)
+    text = markdown(["work", "measured", "bar", "verdict"], cells)
     for result in results:
         if result.details:
             text += f"\n{result.name}:\n\n{_details(result.details)}"
@@ -50,7 +50,7 @@ def table(results: Iterable[Result]) -> str:
 
 def _details(details: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(name for detail in details for name in detail))
-    return _markdown(names, [[_cell(name, detail.get(name)) for name in names] for detail in details])
+    return markdown(names, [[_cell(name, detail.get(name)) for name in names] for detail in details])
 
 
 def _cell(name: str, value: Any) -> str:
@@ -61,7 +61,8 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.3g}" if name in ("ns per token-element", "over trend") else in_units(value)
 
 
-def _markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table."""
     rows = [header, ["---"] * len(header), *([text.replace("|", "\\|") for text in row] for row in cells)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -69,18 +70,24 @@ def _markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 def write_json(
     path: Path, machine: dict[str, Any], limits: Limits, settings: dict[str, Any], results: Iterable[Result]
 ) -> None:
-    """Everything that was measured; the file is whole or not there."""
+    """Everything that was measured."""
     record = {
         "machine": machine,
         "limits": {**asdict(limits), "flops_per_core": limits.flops_per_core},
         "settings": settings,
-        "rows": [_as_dict(result) for result in results],
+        "rows": [as_dict(result) for result in results],
     }
+    write(path, record)
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """A record as JSON; the file is whole or not there."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: Result) -> dict[str, Any]:
+    """Everything that a row found."""
     timings = {
         name: {"median": t.median, "quartiles": t.quartiles, "spread": t.spread, "seconds": t.seconds}
         for name, t in result.timings.items()

@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from benchmarks import cases, checks, peers, workspace
+from benchmarks import cases, checks, peers, sampled_peers, workspace
 from benchmarks.cases import Case, Loss, Shape
 from benchmarks.machine import Limits
-from benchmarks.timing import Contender, Timing, interleave
+from benchmarks.timing import Contender, Stopwatch, Timing, interleave
 
 Verdict = Literal["ok", "misses", "not measured", "no bar"]
 
@@ -39,6 +39,10 @@ class Session:
         As in `timing.interleave`.
     progress : callable
         Told what is being done.
+    device : str
+        Of the timed rows.
+    stopwatch : callable or None
+        As in `timing.interleave`.
     """
 
     backend: str
@@ -50,6 +54,8 @@ class Session:
     limits: Limits
     reset: Callable[[], None] | None
     progress: Callable[[str], None]
+    device: str = "cpu"
+    stopwatch: Stopwatch | None = None
 
 
 @dataclass(frozen=True)
@@ -110,22 +116,28 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
     "query row": lambda op, backend: peers.query_row,
     "query row, one product": lambda op, backend: peers.query_row_one_product,
     "compiled query row": lambda op, backend: peers.compiled_query_row(),
+    "graphed query row": lambda op, backend: peers.compiled(peers.query_row, "reduce-overhead"),
+    "linear stack": lambda op, backend: sampled_peers.linear_stack_on_tokens,
+    "compiled linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, None),
+    "graphed linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, "reduce-overhead"),
 }
 """Losses of the contenders, given the op's name and the backend under test. "read", z.sum(), is the one without."""
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender of a race: its kind, precision, threads (None: the session's) and turns.
+    """A contender of a race: its kind, precision, threads and backend (None: the session's) and turns.
 
-    The kind is a name in LOSSES, whose step is timed, or "read", which sums z; "call", the op's call alone, in which it
-    makes its gradients; "autograd", torch.autograd.grad of one sum, which is what torch takes for itself.
+    The kind is a name in LOSSES, whose step is timed, or "graph", the op's step as one CUDA graph; "read", which sums
+    z; "call", the op's call alone, in which it makes its gradients; "autograd", torch.autograd.grad of one sum, which
+    is what torch takes for itself.
     """
 
     kind: str
     every: int = 1
     dtype: torch.dtype = torch.float32
     threads: int | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,9 +197,13 @@ class Within:
 
 
 def useful_multiply_adds(shape: Shape) -> int:
-    """Multiply-adds of R trials on one batch: half of each Gram matrix once, then W'q, G v, G a and dW per trial."""
+    """Multiply-adds of R trials on one batch: half of each Gram matrix once, then W'q, G v, G a and dW per trial.
+
+    A layer of a stack but the last one has 10 products of m x m matrices, forward and reverse.
+    """
     m = shape.m
-    return shape.B * (shape.n * m * (m + 1) // 2 + 4 * m * m * (shape.R or 1))
+    layers = shape.L - 1 if "stack" in shape.op else 0
+    return shape.B * (shape.n * m * (m + 1) // 2 + (4 + 10 * layers * m) * m * m * (shape.R or 1))
 
 
 @dataclass(frozen=True)
@@ -254,15 +270,15 @@ def race(
     """
     result = Result(name)
     session.progress(f"{name}: checks")
-    case = cases.make(shape)
+    case = cases.make(shape, device=session.device)
     gate = checks.Gate.of(case, scores)
     contenders: list[Contender] = []
     for label, entrant in entrants.items():
         torch.set_num_threads(entrant.threads or session.threads)
-        call = _call(entrant, case, session.backend)
         try:
+            call = _call(entrant, case, entrant.backend or session.backend)
             found = call()
-            if entrant.kind in LOSSES:
+            if entrant.kind == "graph" or entrant.kind in LOSSES:
                 result.errors[label] = gate.check(label, found)
         except Exception as error:  # whatever keeps a contender from running is what its line says
             result.failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -279,6 +295,7 @@ def race(
             contenders,
             rounds,
             reset,
+            stopwatch=session.stopwatch,
             seconds=seconds,
             progress=lambda done, of: session.progress(f"{name}: round {done} of {of}"),
         )
@@ -295,6 +312,8 @@ def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     if entrant.kind == "autograd":
         leaf = next(iter(case.parameters.values()))
         return lambda: torch.autograd.grad(leaf.sum(), leaf)
+    if entrant.kind == "graph":
+        return peers.captured(case.step(LOSSES["op"](case.shape.op, backend)))
     return case.step(LOSSES[entrant.kind](case.shape.op, backend))
 
 

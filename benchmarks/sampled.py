@@ -33,6 +33,7 @@ ALLOWED_ERRORS = 8.0
 PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Step], int]] = {
     "eager": (sampled_peers.eager, 1),
     "compiled": (partial(sampled_peers.eager, compiled=True), 1),
+    "graphed": (partial(sampled_peers.eager, compiled=True, mode="reduce-overhead"), 1),
     "eager, linear": (partial(sampled_peers.eager, model=sampled_peers.linear_stack_on_tokens), 1),
     "JAX": (partial(sampled_peers.jax_gram, steps=JAX_STEPS), JAX_STEPS),
 }
@@ -52,6 +53,9 @@ class SampledRace:
     peers : mapping
         Names of the peers, each with whether it runs the trials one by one: it then has no R.
     bars : tuple
+    rounds : int
+    calls : int
+        As in `rows.Race`.
     """
 
     name: str
@@ -60,6 +64,7 @@ class SampledRace:
     peers: Mapping[str, bool]
     bars: tuple[Ratio | Within, ...]
     rounds: int = 15
+    calls: int = 1
 
     def run(self, session: Session) -> Result:
         """Check, time, and compare with the bars."""
@@ -72,20 +77,22 @@ class SampledRace:
             try:
                 if label in self.shapes:
                     shape = replace(self.shapes[label], B=session.batch)
-                    result.errors[label] = check_op(shape, session.backend)
-                    call = sampled_peers.op(shape, parameters(shape), session.backend)
+                    result.errors[label] = check_op(shape, session.backend, session.device)
+                    call = sampled_peers.op(shape, parameters(shape, session.device), session.backend)
                     mean_of_op = mean_of_op or mean_loss(call, shape.R or 1)
                 else:
-                    call = self._peer(label, first, mean_of_op)
+                    call = self._peer(label, first, mean_of_op, session.device)
             except Exception as error:  # whatever keeps a contender from running is what its line says
                 result.failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
                 result.wrong |= isinstance(error, WrongResultError)
                 continue
-            contenders.append(Contender(label, call, every=1 if session.quick or label in self.shapes else 3))
+            every = 1 if session.quick or label in self.shapes else 3
+            contenders.append(Contender(label, call, every, self.calls))
         timings = interleave(
             contenders,
             2 if session.quick else self.rounds,
-            session.reset,
+            session.reset if self.calls == 1 else None,
+            stopwatch=session.stopwatch,
             seconds=60.0,
             progress=lambda done, of: session.progress(f"{self.name}: round {done} of {of}"),
         )
@@ -96,9 +103,9 @@ class SampledRace:
         result.lines = [bar.line(self.work, result, first, session.limits) for bar in self.bars]
         return result
 
-    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None) -> Step:
+    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None, device: str) -> Step:
         """A peer's step, when its mean loss is the op's; one that runs trials one by one has the first trial."""
-        values, make = parameters(shape), PEERS[label][0]
+        values, make = parameters(shape, device), PEERS[label][0]
         if self.peers[label] and shape.R is not None:
             return make(replace(shape, R=None), {name: x[0].detach().requires_grad_() for name, x in values.items()})
         torch.manual_seed(0)
@@ -108,13 +115,13 @@ class SampledRace:
         return step
 
 
-def parameters(shape: Shape) -> dict[str, Tensor]:
+def parameters(shape: Shape, device: str = "cpu") -> dict[str, Tensor]:
     """Parameters of the same size as in the other rows; the data of a case are not used."""
     op = "stack_loss" if shape.op == "sampled_stack_loss" else "prompt_loss"
-    return cases.make(replace(shape, op=op, B=1)).parameters
+    return cases.make(replace(shape, op=op, B=1), device=device).parameters
 
 
-def check_op(shape: Shape, backend: str) -> dict[str, float]:
+def check_op(shape: Shape, backend: str, device: str = "cpu") -> dict[str, float]:
     """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws.
 
     Raises
@@ -122,13 +129,13 @@ def check_op(shape: Shape, backend: str) -> dict[str, float]:
     WrongResultError
         When it is above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
     """
-    mix, leaves = sampled_peers.source(shape), list(parameters(shape).values())
+    mix, leaves = sampled_peers.source(shape), list(parameters(shape, device).values())
     truth_op = fl.gram_stack_loss if shape.op == "sampled_stack_loss" else fl.gram_loss
     place: dict[str, Any] = {"seed": 1, "step": 5}
     loss, _ = getattr(fl, shape.op)(mix, shape.n, shape.B, *leaves, **place, backend=backend)
     found = (loss, *torch.autograd.grad(loss.sum(), leaves))
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    data = mix.sample_gram(shape.B, shape.n, **place, dtype=torch.float64)
+    data = mix.sample_gram(shape.B, shape.n, **place, dtype=torch.float64, device=device)
     true_loss, _ = truth_op(*data, *doubles, backend="eager")
     truth = (true_loss, *torch.autograd.grad(true_loss.sum(), doubles))
     names = ("loss", *(f"gradient {i}" for i in range(len(leaves))))

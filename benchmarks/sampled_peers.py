@@ -41,26 +41,33 @@ def op(shape: Shape, parameters: dict[str, Tensor], backend: str) -> Step:
 def tokens(shape: Shape, means: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """z, q, y, task of a batch, by torch's generator."""
     d = shape.m - 1
-    task = torch.randint(0, shape.K, (shape.B,))
-    beta = means[task] + torch.randn(shape.B, d)
-    X = torch.randn(shape.B, shape.n + 1, d)
+    place = means.device
+    task = torch.randint(0, shape.K, (shape.B,), device=place)
+    beta = means[task] + torch.randn(shape.B, d, device=place)
+    X = torch.randn(shape.B, shape.n + 1, d, device=place)
     Y = torch.einsum("bnd,bd->bn", X, beta)
     z = torch.cat([X[:, : shape.n], Y[:, : shape.n, None]], -1)
-    q = torch.cat([X[:, shape.n], torch.zeros(shape.B, 1)], -1)
+    q = torch.cat([X[:, shape.n], torch.zeros(shape.B, 1, device=place)], -1)
     return z, q, Y[:, shape.n], task
 
 
-def eager(shape: Shape, parameters: dict[str, Tensor], compiled: bool = False, model: cases.Loss | None = None) -> Step:
+def eager(
+    shape: Shape,
+    parameters: dict[str, Tensor],
+    compiled: bool = False,
+    mode: str | None = None,
+    model: cases.Loss | None = None,
+) -> Step:
     """Tokens and the query-row form, or that of a stack, in torch operations; all of it under torch.compile."""
-    means = source(shape).means.to(torch.float32)
     leaves = tuple(parameters.values())
+    means = source(shape).means.to(leaves[0].device, torch.float32)
     usual = stack_on_tokens if shape.op == "sampled_stack_loss" else peers.query_row
     of_tokens = model or usual
 
     def loss() -> Tensor:
         return of_tokens(*tokens(shape, means), *leaves)
 
-    run = torch.compile(loss, dynamic=False) if compiled else loss
+    run = torch.compile(loss, dynamic=False, mode=mode) if compiled else loss
 
     def call() -> tuple[Tensor, ...]:
         value = run()
@@ -74,7 +81,7 @@ def stack_on_tokens(
 ) -> Tensor:
     """A stack as a researcher writes it: full masked attention over the concatenated tokens, layer by layer."""
     Z = torch.cat([p[task], z, q[:, None]], 1)
-    seen = torch.ones(Z.shape[1])
+    seen = Z.new_ones(Z.shape[1])
     seen[-1] = 0.0
     for A_l, C_l in zip(A, C, strict=True):
         Z = Z + (Z @ A_l @ Z.mT * seen) @ (Z @ C_l)

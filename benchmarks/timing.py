@@ -13,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+Stopwatch = Callable[[Callable[[], object], int], float]
+"""Seconds of one call of something that is called that many times in a row."""
+
 FEWEST_ROUNDS = 5
 """Rounds that are run however long they take."""
 
@@ -100,6 +103,7 @@ def interleave(
     rounds: int,
     reset: Callable[[], None] | None,
     *,
+    stopwatch: Stopwatch | None = None,
     seconds: float = math.inf,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Timing]:
@@ -113,6 +117,8 @@ def interleave(
     reset : callable or None
         Runs before every timed section, after the contender's own `before`. None: an untimed call of the contender
         itself, so that it finds the state that it left.
+    stopwatch : callable or None
+        None: the wall clock.
     seconds : float
         After which no round is begun, when FEWEST_ROUNDS are done.
     progress : callable
@@ -123,6 +129,7 @@ def interleave(
     dict
         A Timing for each contender's name.
     """
+    stopwatch = stopwatch or wall_clock
     samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for contender in contenders:
         contender.call()
@@ -134,16 +141,20 @@ def interleave(
             first = i % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 if i % contender.every == 0:
-                    samples[contender.name].append(_time(contender, reset or contender.call))
+                    samples[contender.name].append(_time(contender, reset or contender.call, stopwatch))
             progress(i + 1, rounds)
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
-def _time(contender: Contender, reset: Callable[[], object]) -> float:
+def _time(contender: Contender, reset: Callable[[], object], stopwatch: Stopwatch) -> float:
     if contender.before is not None:
         contender.before()
     reset()
-    call, calls = contender.call, contender.calls
+    return stopwatch(contender.call, contender.calls)
+
+
+def wall_clock(call: Callable[[], object], calls: int) -> float:
+    """The `Stopwatch` of the CPU."""
     if calls == 1:
         start = time.perf_counter()
         result = call()

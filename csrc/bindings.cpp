@@ -1,5 +1,5 @@
-// The only file that knows Python. Tensors arrive as addresses, so that one build serves every torch version;
-// the GIL is released while a kernel runs.
+// The CPU kernels as a Python module. Tensors arrive as addresses, so that one build serves every torch
+// version; the GIL is released while a kernel runs.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,10 +10,10 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "binding_arguments.h"
 #include "core/philox.h"
 #include "kernels.h"
 
@@ -160,58 +160,12 @@ void run(Kernel kernel) {
   if (!done) throw py::error_already_set();
 }
 
-using Addresses = std::vector<std::uintptr_t>;
-
 template <class T>
-T* at(const Addresses& addresses, std::size_t i) {
-  return reinterpret_cast<T*>(addresses.at(i));
-}
-
-// (d, n, K, bias, period), (radius, noise_std), addresses of (means, factors, cumulative, strata,
-// feature_factor), (seed, offset, step, stream).
-using SourceTuple =
-    std::tuple<std::array<std::int64_t, 5>, std::array<double, 2>, Addresses, std::array<std::uint64_t, 4>>;
-
-Source source_of(const SourceTuple& given) {
-  const auto& [sizes, numbers, addresses, place] = given;
-  Source S{};
-  S.d = sizes[0], S.n = sizes[1], S.K = sizes[2], S.bias = sizes[3] != 0, S.period = sizes[4];
-  S.radius = numbers[0], S.noise_std = numbers[1];
-  S.means = at<const double>(addresses, 0), S.factors = at<const double>(addresses, 1);
-  S.cumulative = at<const double>(addresses, 2), S.strata = at<const std::int64_t>(addresses, 3);
-  S.feature_factor = at<const double>(addresses, 4);
-  S.seed = place[0], S.offset = place[1];
-  S.step = static_cast<std::uint32_t>(place[2]), S.stream = static_cast<std::uint32_t>(place[3]);
-  return S;
-}
-
-template <class T>
-std::string attention(const InstructionSet& set, int threads, const std::array<std::int64_t, 9>& sizes,
-                      const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
-                      const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results,
-                      const std::optional<SourceTuple>& given) {
-  const auto [B, n, m, K, t, R, H, layers, total] = sizes;
-  Problem<T> P{};
-  P.B = B, P.n = n, P.m = m, P.K = K, P.t = t, P.R = R, P.H = H, P.layers = layers;
-  P.x = at<const T>(inputs, 0), P.x_batch = strides[0], P.x_row = strides[1];
-  P.q = at<const T>(inputs, 1), P.q_batch = strides[2];
-  P.task = at<const std::int64_t>(inputs, 2);
-  P.p = at<const T>(inputs, 3), P.A = at<const T>(inputs, 4), P.C = at<const T>(inputs, 5);
-  P.W = at<const T>(inputs, 6), P.v = at<const T>(inputs, 7), P.h = at<const T>(inputs, 8);
-  P.y = at<const T>(inputs, 9), P.weight = at<const T>(inputs, 10), P.gy = at<const T>(inputs, 11);
-  P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
-  P.is_gram = flags[0], P.see_query = flags[1];
-  P.counts = at<const std::int64_t>(inputs, 12), P.total = total;
-  const Source source = given ? source_of(*given) : Source{};
-  P.source = given ? &source : nullptr;
-  Results<T> out{};
-  out.yhat = at<T>(results, 0), out.loss = at<T>(results, 1), out.per_task = at<T>(results, 2);
-  out.dx = at<T>(results, 3), out.dq = at<T>(results, 4), out.dp = at<T>(results, 5);
-  out.dA = at<T>(results, 6), out.dC = at<T>(results, 7), out.dW = at<T>(results, 8);
-  out.dv = at<T>(results, 9), out.dh = at<T>(results, 10);
-  run([&](Interrupt interrupt) { return kernels_of<T>(set).attention(P, out, threads, interrupt); });
+std::string attention(const InstructionSet& set, int threads, const Call<T>& call) {
+  const Kernels<T>& kernels = kernels_of<T>(set);
+  run([&](Interrupt interrupt) { return kernels.attention(call.problem, call.results, threads, interrupt); });
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") +
-         path_of(P, out, kernels_of<T>(set).lanes);
+         path_of(call.problem, call.results, kernels.lanes);
 }
 
 template <class T>
@@ -229,7 +183,7 @@ template <class T>
 std::string sample(const InstructionSet& set, int threads, const SourceTuple& source, std::int64_t B,
                    bool is_gram, const Addresses& results) {
   const Source S = source_of(source);
-  const Sample<T> out{at<T>(results, 0), at<T>(results, 1), at<T>(results, 2), at<std::int64_t>(results, 3)};
+  const Sample<T> out = sample_of<T>(results);
   run([&](Interrupt interrupt) { return kernels_of<T>(set).sample(S, B, is_gram, out, threads, interrupt); });
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") +
          (is_gram ? "sampled gram" : "sampled tokens");
@@ -246,12 +200,14 @@ void define_attention(py::module_& m) {
       "Names of the instruction sets in this build, best first, and whether each runs here.");
   m.def(
       "attention",
-      [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 9>& sizes,
-         const std::array<std::int64_t, 3>& strides, const std::array<double, 4>& factors,
-         const std::array<bool, 2>& flags, const Addresses& inputs, const Addresses& results,
+      [](const std::string& name, bool dbl, int threads, const Sizes& sizes, const Strides& strides,
+         const Factors& factors, const Flags& flags, const Addresses& inputs, const Addresses& results,
          const std::optional<SourceTuple>& source) {
-        return (dbl ? &attention<double> : &attention<float>)(instruction_set(set), threads, sizes, strides,
-                                                              factors, flags, inputs, results, source);
+        const InstructionSet& set = instruction_set(name);
+        return dbl ? attention<double>(set, threads,
+                                       {sizes, strides, factors, flags, inputs, results, source})
+                   : attention<float>(set, threads,
+                                      {sizes, strides, factors, flags, inputs, results, source});
       },
       "Losses, predictions and gradients of one call; returns the kernel that ran.",
       py::arg("instruction_set"), py::arg("float64"), py::arg("threads"), py::arg("sizes"),

@@ -5,6 +5,7 @@ from fastlin._info import info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
+from fastlin.experiments.evaluate import Errors, evaluate
 from fastlin.experiments.train import Run, train
 from fastlin.ops.functional import (
     gram,
@@ -19,12 +20,14 @@ from fastlin.ops.sampled import sampled_loss, sampled_stack_loss
 
 __all__ = [
     "BackendError",
+    "Errors",
     "FixedTask",
     "PointSet",
     "Run",
     "SphereTasks",
     "TaskMixture",
     "__version__",
+    "evaluate",
     "gram",
     "gram_loss",
     "gram_stack_loss",

@@ -1,4 +1,4 @@
-"""The compiled extension `fastlin._C`, loaded when it is first asked for."""
+"""The compiled modules `fastlin._C` and `fastlin._cuda`, each loaded when it is first asked for."""
 
 import functools
 import importlib
@@ -7,41 +7,52 @@ from types import ModuleType
 
 from fastlin._version import __version__
 
-_NAME = "fastlin._C"
+CPU = "fastlin._C"
+CUDA = "fastlin._cuda"
+
+_NOT_BUILT = {
+    CPU: (
+        "a source tree, or an install with FASTLIN_NO_EXTENSION=1",
+        "install fastlin without that variable and with a C++17 compiler",
+    ),
+    CUDA: (
+        "nvcc was not found when fastlin was installed, or FASTLIN_NO_CUDA=1 or FASTLIN_NO_EXTENSION=1 was set",
+        "install fastlin from source where nvcc of the CUDA toolkit is on the PATH",
+    ),
+}
+"""How a module comes to be missing, and what to do about it."""
 
 
-def extension() -> ModuleType | None:
-    """`fastlin._C`, or None when it cannot be used; `why_missing` then says why."""
-    return _load()[0]
+def extension(name: str = CPU) -> ModuleType | None:
+    """A compiled module, or None when it cannot be used; `why_missing` then says why."""
+    return _load(name)[0]
 
 
-def loaded() -> ModuleType:
-    """`fastlin._C` where it is known to be there."""
-    module = extension()
-    assert module is not None, why_missing()
+def loaded(name: str = CPU) -> ModuleType:
+    """A compiled module where it is known to be there."""
+    module, reason = _load(name)
+    assert module is not None, reason
     return module
 
 
-def why_missing() -> str | None:
-    """The reason that `extension()` is None and what to do about it, or None when it is there."""
-    return _load()[1]
+def why_missing(name: str = CPU) -> str | None:
+    """The reason that `extension(name)` is None and what to do about it, or None when it is there."""
+    return _load(name)[1]
 
 
 @functools.cache
-def _load() -> tuple[ModuleType | None, str | None]:
-    if importlib.util.find_spec(_NAME) is None:
-        return None, (
-            f"{_NAME} is not built (a source tree, or an install with FASTLIN_NO_EXTENSION=1); "
-            "install fastlin without that variable and with a C++17 compiler"
-        )
+def _load(name: str) -> tuple[ModuleType | None, str | None]:
+    if importlib.util.find_spec(name) is None:
+        cause, remedy = _NOT_BUILT[name]
+        return None, f"{name} is not built ({cause}); {remedy}"
     try:
-        module = importlib.import_module(_NAME)
+        module = importlib.import_module(name)
     except ImportError as error:
-        return None, f"{_NAME} does not load: {error}; reinstall fastlin with this Python"
+        return None, f"{name} does not load: {error}; reinstall fastlin with this Python"
     built = getattr(module, "__version__", "unknown")
     if built != __version__:
         return (
             None,
-            f"{_NAME} was built for fastlin {built}, this is fastlin {__version__}; reinstall fastlin",
+            f"{name} was built for fastlin {built}, this is fastlin {__version__}; reinstall fastlin",
         )
     return module, None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from fastlin import _extension, backends
 from fastlin._version import __version__
 from fastlin.backends import cpu
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def info() -> dict[str, Any]:
@@ -21,7 +25,8 @@ def info() -> dict[str, Any]:
     dict
         ``backends``: for each name whether it can serve and, if not, the reason; ``auto``: what "auto" tries for each
         device type, best first; ``extension``: the compiled part and how it was built, or the reason why it is
-        missing; ``instruction_set``: the one that compiled kernels run on; ``threads``: torch's; ``devices``: what
+        missing; ``instruction_set``: the one that compiled kernels run on; ``cuda``: the CUDA kernels, what they are
+        built for, the driver and the devices, or the reason why they are off; ``threads``: torch's; ``devices``: what
         torch sees; ``versions``.
     """
     compiled = _extension.extension()
@@ -34,7 +39,7 @@ def info() -> dict[str, Any]:
         },
         "backends": {
             "reference": {"available": True, "reason": None, "auto": False},
-            **{name: _backend(name) for name in (*backends.names(), *backends.ABSENT)},
+            **{name: _backend(name) for name in backends.names()},
         },
         "auto": {device: [*order, "eager"] for device, order in {"cpu": (), **backends.ORDER}.items()},
         "extension": {
@@ -43,12 +48,43 @@ def info() -> dict[str, Any]:
             **({} if compiled is None else compiled.build_info()),
         },
         "instruction_set": None if compiled is None else cpu.instruction_set(),
+        "cuda": _cuda(),
         "threads": torch.get_num_threads(),
         "devices": ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())],
     }
 
 
+def _cuda() -> dict[str, Any]:
+    compiled = _extension.extension(_extension.CUDA)
+    reason = _extension.why_missing(_extension.CUDA)
+    if compiled is not None:
+        reason = compiled.why_not() or None
+    if reason is None and torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
+    return {
+        "available": reason is None,
+        "reason": reason,
+        **({} if compiled is None else compiled.build_info()),
+        "driver": _driver(),
+        "devices": [_device(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA driver, as Linux tells it."""
+    try:
+        found = re.search(r"(\d+\.\d+[.\d]*)", _DRIVER.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _device(index: int) -> str:
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})"
+
+
 def _backend(name: str) -> dict[str, Any]:
-    device = torch.device("cuda" if name == "cuda" else "cpu")
+    device = torch.device("cuda" if name in backends.ORDER.get("cuda", ()) or name == "cuda" else "cpu")
     reason = backends.why_not(name, "prompt_loss", device, torch.float32, 11)
     return {"available": reason is None, "reason": reason, "auto": True}

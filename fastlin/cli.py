@@ -75,11 +75,19 @@ def _show_info(options: argparse.Namespace) -> None:
         print(f"{'extension':15} yes: {extension['compiler']}, {extension['flags']}; {found['instruction_set']}")
     else:
         print(f"{'extension':15} no: {extension['reason']}")
+    print(f"{'cuda':15} {_cuda_state(found['cuda'])}")
     print("backends")
     for name, backend in found["backends"].items():
         print(f"  {name:13} {_availability(backend)}")
     for device, order in found["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
+
+
+def _cuda_state(cuda: dict[str, Any]) -> str:
+    built = f"built for {cuda['architectures']} by CUDA {cuda['cuda']}" if "architectures" in cuda else None
+    if not cuda["available"]:
+        return "; ".join(["no: " + cuda["reason"], *([built] if built else [])])
+    return f"yes: {', '.join(cuda['devices'])}; driver {cuda['driver'] or 'unknown'}; {built}"
 
 
 def _availability(backend: dict[str, Any]) -> str:
@@ -160,9 +168,14 @@ def _add_reproduce(commands: Any) -> None:
         "figure",
         metavar="FIGURE",
         help="2a to 2d, A1a to A1d, A2a to A2f, or all: these 14; claims: the paper's, checked; noise, depth, "
-        "softmax, one-prompt, or beyond: these four experiments, which the paper does not have",
+        "softmax, one-prompt, or beyond: these four experiments, which the paper does not have. Of the second paper: "
+        "ff1 to ff5, ff5-separate, ff5-heads, or ff: these seven; ff-claims",
     )
-    command.add_argument("--scale", default="quick", help="quick, or paper: 50 trials × 20,000 steps × batch 8192")
+    command.add_argument(
+        "--scale",
+        default="quick",
+        help="quick, or paper: 50 trials × 20,000 steps × batch 8192; of ff 5 × 5000 a phase × 5000",
+    )
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
     command.add_argument("--jobs", type=int, metavar="J", help="processes (default: one for each thread)")
@@ -180,12 +193,17 @@ def _add_reproduce(commands: Any) -> None:
 
 def _reproduce(options: argparse.Namespace) -> None:
     from fastlin import plots
-    from fastlin.experiments import prompts, report, status
-    from fastlin.experiments.reproduce import Request, reproduce
+    from fastlin.experiments import forgetting, prompts, report, status
+    from fastlin.experiments.reproduce import Figure, Request, reproduce
 
     out = options.out or Path("runs") / options.scale
     request = Request(options.scale, options.preset, options.seed, options.jobs)
-    panels = prompts.named(options.figure)
+    second = {**{name: [figure] for name, figure in forgetting.FIGURES.items()}, "ff": [*forgetting.FIGURES.values()]}
+    name = options.figure
+    if name == "ff-claims":
+        _forgetting_claims(request, out)
+        return
+    panels: list[Figure] = [*second[name]] if name in second else [*prompts.named(name, [*second, "ff-claims"])]
     if not panels:
         _claims(request, out)
         return
@@ -202,7 +220,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             print(f"fastlin: stopped; the same command goes on from {out}", file=sys.stderr)
             raise SystemExit(130) from None
     for record in records:
-        print(f"{record['title']}", report.as_table(record), sep="\n", end="")
+        print(f"{record['title']}", record.get("table") or report.as_table(record), sep="\n", end="")
         print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
     failed = [(record["name"], cell) for record in records for cell in record["cells"] if cell["state"] == "failed"]
     if failed:
@@ -222,13 +240,28 @@ def _claims(request: Any, out: Path) -> None:
         print(*claims.write(record, out), *plots.claims(out), sep="\n")
 
 
+def _forgetting_claims(request: Any, out: Path) -> None:
+    from fastlin import plots
+    from fastlin.experiments import claims
+    from fastlin.experiments.forgetting.claims import compute
+    from fastlin.experiments.reproduce import locked
+
+    if request.preset != "tuned" or request.jobs is not None:
+        raise ValueError("ff-claims: got --preset or --jobs, wants neither: it trains a few models, preset tuned")
+    with locked(out):
+        effort = request.claims("forgetting")
+        record = compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
+        print(*claims.write(record, out, "ff-claims"), *plots.panel(out, "ff-claims"), sep="\n")
+
+
 def _plot(options: argparse.Namespace) -> None:
     from fastlin import plots
     from fastlin.experiments.reproduce import panels_of
 
-    claims = (options.folder / "claims.json").exists()
-    for record in panels_of(options.folder, empty=claims):
-        print(*plots.panel(options.folder, record["name"]), sep="\n")
+    claims, second = ((options.folder / f"{name}.json").exists() for name in ("claims", "ff-claims"))
+    names = [record["name"] for record in panels_of(options.folder, empty=claims or second)]
+    for name in [*names, *(["ff-claims"] if second else [])]:
+        print(*plots.panel(options.folder, name), sep="\n")
     if claims:
         print(*plots.claims(options.folder), sep="\n")
 

@@ -59,7 +59,9 @@ def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
             model = {name: given[name] for name in _MODEL_OPTIONS if name in given}
             tasks = validation.arguments(op, data, parameters, **model, **common)[0].tasks
         validation.values(op, tasks, check_finite, {**data, **parameters, "weight": _as_tensor(given.get("weight"))})
-        return function(*args, **options)
+        if "z" in given and given["z"].dtype in validation.HALF:
+            given["z"] = given["z"].float()
+        return function(*bound.args, **bound.kwargs)
 
     return call
 

@@ -20,6 +20,8 @@ from fastlin import backends
 from fastlin.backends.problem import Options
 
 DTYPES = (torch.float32, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+"""What tokens may be besides, where all else is float32, in which they are multiplied and added."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 # Forms without trials, with trials, with trials and attention heads. A symbol is one size, shared by all arguments.
@@ -181,10 +183,16 @@ def _examine(
     lead = "A" if "A" in parameters else "W"
     anchor_name, anchor = next(iter(data.items()), (lead, parameters[lead]))
     _check_tensor(op, anchor_name, anchor)
+    is_half = anchor_name == "z" and anchor.dtype in HALF
+    if is_half:
+        anchor_name, anchor = "q", data["q"]
+        _check_float(op, "q", anchor)
     if anchor.dtype not in DTYPES:
         raise TypeError(f"{op}: {anchor_name} has dtype {anchor.dtype}; wants torch.float32 or torch.float64")
     for name, tensor in data.items():
-        if name == "task":
+        if name == "z" and is_half:
+            _check_device(op, name, tensor, anchor_name, anchor)
+        elif name == "task":
             if tensor is None:
                 continue
             _check_task(op, tensor, anchor_name, anchor)
@@ -224,12 +232,13 @@ def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backen
     """Check the arguments of `gram`, all but the values inside its tensors. Returns K, or -1 when p does not tell."""
     op = "gram"
     _check_tensor(op, "z", z)
-    if z.dtype not in DTYPES:
+    if z.dtype not in (*DTYPES, *HALF):
         raise TypeError(f"{op}: z has dtype {z.dtype}; wants torch.float32 or torch.float64")
+    check_like = _check_float_on if z.dtype in HALF else _check_like
     sizes = _Sizes(op)
     sizes.match("z", z, [_DATA_FORMS["z"]])
     if p is not None:
-        _check_like(op, "p", p, "z", z)
+        check_like(op, "p", p, "z", z)
         sizes.match("p", p, [form for forms in _FORMS["p"][:2] for form in forms])
     if task is not None:
         _check_task(op, task, "z", z)
@@ -238,7 +247,7 @@ def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backen
     if task is None and tasks != 1:
         raise ValueError(f"{op}: task is None, which is one task, but p has K = {tasks}; wants task (B,)")
     if q is not None:
-        _check_like(op, "q", q, "z", z)
+        check_like(op, "q", q, "z", z)
         sizes.match("q", q, [_DATA_FORMS["q"]])
     _check_options(op, 1.0, see_query, backend, check_finite, None, 1.0)
     if see_query and q is None:
@@ -295,8 +304,16 @@ def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor |
 
 
 def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
-    """Check task indices against K, or -1 when only the largest of them tells it. Returns K."""
-    if task is not None:
+    """Check task indices against K, or -1 when only the largest of them tells it. Returns K.
+
+    While a CUDA graph is captured nothing is read: the check is captured too, and a replay that fails it ends in a
+    device-side assertion.
+    """
+    if task is not None and _is_captured(task):
+        if tasks < 0:
+            raise ValueError(f"{op}: task alone tells K, which a CUDA graph cannot read; wants p, v or weight with K")
+        assert_task_indices(op, tasks, task)
+    elif task is not None:
         if task.ndim == 1 and 0 < task.numel() <= _FEW:
             # 0.7 us for one sequence, where the two numbers of a reduction take 5; at 64 sequences they are equal.
             indices = task.tolist()
@@ -311,10 +328,25 @@ def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
     return max(tasks, 1)
 
 
+def assert_task_indices(op: str, tasks: int, task: Tensor) -> None:
+    """Check task indices where the numbers come later: at run time of compiled code, or when a graph is replayed."""
+    valid = ((task >= 0) & (task < tasks)).all()
+    torch._assert_async(valid, f"{op}: task holds an index outside 0 <= task < K = {tasks}")
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def finite(op: str, named: Mapping[str, Tensor | None]) -> None:
     """Check that the tensors, by the name that the caller knows, hold finite numbers."""
     for name, tensor in named.items():
-        if tensor is not None and name != "task" and not bool(torch.isfinite(tensor).all()):
+        if tensor is None or name == "task":
+            continue
+        are_finite = torch.isfinite(tensor).all()
+        if _is_captured(tensor):
+            torch._assert_async(are_finite, f"{op}: {name} holds values that are not finite")
+        elif not are_finite:
             bad = int((~torch.isfinite(tensor)).sum())
             raise ValueError(
                 f"{op}: {name} holds {bad} values that are not finite, of {tensor.numel()}; "
@@ -331,6 +363,18 @@ def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor
     _check_tensor(op, name, value)
     if value.dtype != anchor.dtype:
         raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants {anchor.dtype}, as {anchor_name} has")
+    _check_device(op, name, value, anchor_name, anchor)
+
+
+def _check_float(op: str, name: str, value: Any) -> None:
+    """What stands beside tokens in half precision."""
+    _check_tensor(op, name, value)
+    if value.dtype != torch.float32:
+        raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants torch.float32 beside tokens in half precision")
+
+
+def _check_float_on(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
+    _check_float(op, name, value)
     _check_device(op, name, value, anchor_name, anchor)
 
 
@@ -378,7 +422,7 @@ def _check_options(
             raise TypeError(f"{op}: {name} is {flag!r}; wants True or False")
     if first_skip is not None and not isinstance(first_skip, bool):
         raise TypeError(f"{op}: first_skip is {first_skip!r}; wants None, True or False")
-    known = ("auto", "reference", *backends.names(), *backends.ABSENT)
+    known = ("auto", "reference", *backends.names())
     if backend not in known:
         raise ValueError(f"{op}: backend is {backend!r}; wants one of {', '.join(map(repr, known))}")
     return Options(op, -1, float(scale), 0.0, float(residual), see_query, check_finite, backend)

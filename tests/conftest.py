@@ -1,11 +1,38 @@
+import functools
 import signal
 
 import pytest
 import torch
+from cuda import emulation
 from helpers import INSTRUCTION_SETS, poisoned
 
 from fastlin import backends
-from fastlin.backends import cpu
+from fastlin.backends import cpu, cuda
+
+
+def pytest_runtest_setup(item):
+    """What needs a GPU is skipped with the reason where there is none."""
+    if item.get_closest_marker("gpu") is not None and (reason := why_no_gpu()) is not None:
+        pytest.skip(reason)
+
+
+@functools.cache
+def why_no_gpu():
+    reason = cuda.supports("prompt_loss", torch.device("cuda"), torch.float32, 11)
+    return reason or (None if torch.cuda.is_available() else "torch sees no GPU")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tables that tests recorded, as ("table", text), are shown though the tests passed."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, text in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(text)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--triton-sweep", action="store_true", help="run Triton's interpreter on many more problems")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,13 +56,15 @@ def fresh_choice():
     backends.resolve.cache_clear()
 
 
-@pytest.fixture(params=["eager", *(f"cpu-{name}" for name in INSTRUCTION_SETS)])
+@pytest.fixture(params=["eager", *(f"cpu-{name}" for name in INSTRUCTION_SETS), "cuda-emulated"])
 def backend(request, monkeypatch):
-    """The backend that "auto" takes, by name: eager, and cpu on every instruction set that the machine has."""
+    """The backend that "auto" takes, by name: eager, cpu on every instruction set that the machine has, and cuda in
+    emulation.
+    """
     yield from _serving(request.param, monkeypatch)
 
 
-@pytest.fixture(params=["eager", f"cpu-{INSTRUCTION_SETS[0]}"])
+@pytest.fixture(params=["eager", f"cpu-{INSTRUCTION_SETS[0]}", "cuda-emulated"])
 def any_backend(request, monkeypatch):
     """The same for what torch does around a backend, which is one for all instruction sets."""
     yield from _serving(request.param, monkeypatch)
@@ -59,6 +88,13 @@ def _serving(which, monkeypatch):
     name, _, label = which.partition("-")
     monkeypatch.setattr(cpu, "last_kernel", None)
     monkeypatch.setitem(backends.ORDER, "cpu", () if name == "eager" else (name,))
+    if name == "cuda":
+        monkeypatch.setattr(cuda, "last_kernel", None)
+        with cuda.emulated(emulation.module()), poisoned():
+            yield name
+        assert cuda.last_kernel is not None
+        assert cpu.last_kernel is None
+        return
     if name == "eager":
         yield name
         assert cpu.last_kernel is None

@@ -20,6 +20,8 @@ DOUBLE = torch.float64
 EAGER_TOLERANCE = 1e-11
 LOSSES = ("prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss")
 PREDICTIONS = ("predict", "stack_predict")
+FORMS = {"plain": {}, "R": {"R": 3}, "R=1": {"R": 1}, "RH": {"R": 2, "H": 2}, "1H": {"R": 1, "H": 3}}
+"""Trials and heads that a call may have."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class Case:
         inputs = {name: t if t is None else t.detach().to(dtype) for name, t in self.inputs.items()}
         options = {n: o.to(dtype) if isinstance(o, Tensor) else o for n, o in self.options.items()}
         return replace(self, inputs=inputs, y=self.y.to(dtype), options=options)
+
+    def on(self, device: torch.device) -> Case:
+        """The same on a device; itself where it is."""
+
+        def moved(given: Any) -> Any:
+            return given.to(device) if isinstance(given, Tensor) else given
+
+        inputs = {name: moved(t) for name, t in self.inputs.items()}
+        options = {name: moved(o) for name, o in self.options.items()}
+        return replace(self, inputs=inputs, y=moved(self.y), task=moved(self.task), options=options)
 
 
 def make(
@@ -144,9 +156,9 @@ def assert_close(found: Any, expected: Any, tolerance: float = EAGER_TOLERANCE, 
 
 def gradients(case: Case, module: Any = fl, *, per_task: bool = True, **options: Any) -> list[Tensor]:
     """Gradients of the leaves for a result weighted by fixed, all different numbers."""
-    total = torch.zeros((), dtype=case.y.dtype)
+    total = case.y.new_zeros(())
     for result in _flat(case(module, **options))[: None if per_task else 1]:
-        count = torch.arange(1, result.numel() + 1, dtype=result.dtype).reshape(result.shape)
+        count = torch.arange(1, result.numel() + 1, dtype=result.dtype, device=result.device).reshape(result.shape)
         total = total + (result * (count / result.numel() + 0.5).cos()).sum()
     leaves = list(case.leaves().values())
     return list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
@@ -165,7 +177,7 @@ def results(case: Case, module: Any = fl, *, kernel: str | None = None, **option
             values = dict(zip(("loss", "per_task"), _flat(ready(module, **options)), strict=False))
         found.update({name: value.detach() for name, value in values.items()})
         first = values["loss"]
-        count = torch.arange(1, first.numel() + 1, dtype=first.dtype).reshape(first.shape)
+        count = torch.arange(1, first.numel() + 1, dtype=first.dtype, device=first.device).reshape(first.shape)
         total = (first * (count / first.numel() + 0.5).cos()).sum()
         # The loss of parameters alone has its gradients already, which the backward scales.
         is_made = prime and case.op in LOSSES
@@ -187,6 +199,18 @@ def _only(kernel: str | None) -> Iterator[None]:
     yield
     assert cpu.last_kernel is not None
     assert cpu.last_kernel.removesuffix(" trials") == kernel.removesuffix(" trials")
+
+
+def check(case: Case) -> None:
+    """Values and all gradients are those of the reference, with gradients of the data and without."""
+    assert_close(case(), case(fl.reference), what=f"{case.op} value")
+    everything = case.differentiable()
+    for per_task in (True, False):
+        expected = dict(zip(everything.leaves(), gradients(everything, fl.reference, per_task=per_task), strict=True))
+        for names in (tuple(case.inputs), tuple(name for name in case.inputs if name not in "zGq")):
+            ready = case.differentiable(*names)
+            for name, found in zip(ready.leaves(), gradients(ready, per_task=per_task), strict=True):
+                assert_close(found, expected[name], what=f"{case.op} d{name}")
 
 
 def assert_within_budget(found: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor]) -> None:

@@ -49,16 +49,16 @@ def parameters(source, op, *, R=None, H=None, L=2, t=2, shared=False, n=9, seed=
     return found | layers | {"h": normal(1.0, *trials, *tasks, m)}
 
 
-def differentiable(given, dtype):
-    return {name: None if t is None else t.to(dtype).requires_grad_() for name, t in given.items()}
+def differentiable(given, dtype, device="cpu"):
+    return {name: None if t is None else t.to(dtype=dtype, device=device).requires_grad_() for name, t in given.items()}
 
 
 def results(call, given, per_task=False):
     """Loss, per-task losses and gradients of the loss, or of both, by name, for different weights of the trials."""
     values = dict(zip(("loss", "per_task"), call(**given), strict=True))
-    total = torch.zeros((), dtype=values["loss"].dtype)
+    total = values["loss"].new_zeros(())
     for value in list(values.values())[: 2 if per_task else 1]:
-        count = torch.arange(1, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
+        count = torch.arange(1, value.numel() + 1, dtype=value.dtype, device=value.device).reshape(value.shape)
         total = total + (value * (count / value.numel() + 0.5).cos()).sum()
     leaves = {name: t for name, t in given.items() if t is not None and t.requires_grad}
     grads = torch.autograd.grad(total, list(leaves.values()))

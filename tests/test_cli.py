@@ -25,7 +25,7 @@ def test_info_says_what_is_there(capsys):
 
 
 def test_info_says_what_is_missing_and_why(capsys, monkeypatch):
-    monkeypatch.setattr(_extension, "_load", lambda: (None, "fastlin._C is not built"))
+    monkeypatch.setattr(_extension, "_load", lambda name: (None, f"{name} is not built"))
     assert cli.main(["info"]) == 0
     assert "extension       no: fastlin._C is not built" in capsys.readouterr().out
     found = fl.info()

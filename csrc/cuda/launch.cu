@@ -220,8 +220,10 @@ std::string describe(int error) { return cudaGetErrorString(static_cast<cudaErro
 
 std::string why_not() {
   int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess) return describe(static_cast<int>(error));
+  const int error = static_cast<int>(cudaGetDeviceCount(&devices));
+  constexpr int kInsufficientDriver = 35;  // what a machine without a driver says too
+  if (error == kInsufficientDriver) return "there is no NVIDIA driver, or it is too old: " + describe(error);
+  if (error != 0) return describe(error);
   return devices > 0 ? "" : "there is no CUDA device";
 }
 

@@ -132,23 +132,25 @@ FASTLIN_HD FASTLIN_INLINE void product_part(std::int64_t rows, std::int64_t colu
   using T = std::remove_reference_t<decltype(*out.first)>;
   using V = Vec<T>;
   V acc[I][J];
-  const T *a[I], *b[J];
+  int a[I], b[J];  // rows, from the pointers that go along k: an address is one instruction of 32 x 32 bits
   FASTLIN_UNROLL
   for (int i = 0; i < I; ++i) {
-    a[i] = left.first + (i0 + i < rows ? i0 + i : rows - 1) * left.i();
+    a[i] = static_cast<int>((i0 + i < rows ? i0 + i : rows - 1) * left.i()) + (A::kEntry == 1 ? 0 : lane());
     FASTLIN_UNROLL
     for (int j = 0; j < J; ++j) acc[i][j] = V::zero();
   }
   FASTLIN_UNROLL
-  for (int j = 0; j < J; ++j) b[j] = right.first + (j0 + j < columns ? j0 + j : columns - 1) * right.i();
+  for (int j = 0; j < J; ++j)
+    b[j] = static_cast<int>((j0 + j < columns ? j0 + j : columns - 1) * right.i()) + lane();
   const std::int64_t ak = left.k(), bk = right.k();
+  const T *along_a = left.first, *along_b = right.first;
   FASTLIN_ROLL
-  for (std::int64_t k = 0; k < count; ++k) {
+  for (int k = static_cast<int>(count); k > 0; --k, along_a += ak, along_b += bk) {
     V ai[I], bj[J];
     FASTLIN_UNROLL
-    for (int i = 0; i < I; ++i) ai[i] = A::kEntry == 1 ? V::broadcast(a[i] + k * ak) : V::load(a[i] + k * ak);
+    for (int i = 0; i < I; ++i) ai[i] = V::broadcast(along_a + a[i]);
     FASTLIN_UNROLL
-    for (int j = 0; j < J; ++j) bj[j] = V::load(b[j] + k * bk);
+    for (int j = 0; j < J; ++j) bj[j] = V::broadcast(along_b + b[j]);
     FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) {
       FASTLIN_UNROLL

@@ -11,16 +11,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from fastlin._version import __version__
 from fastlin.backends import eager
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 
-ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",)}
+ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
 """Backends that "auto" tries for a device type before eager, best first."""
-
-ABSENT = {name: f"fastlin {__version__} does not have it" for name in ("cuda", "triton")}
-"""Names that are reserved for backends this version lacks, with what is said to who names one."""
 
 
 class BackendError(RuntimeError):
@@ -33,7 +29,8 @@ class Backend(Protocol):
     A module may set `any_form = True`. It then gets p, W, v of a layer as the caller gave them, unless v is a head that
     the tasks share, and gives gradients in the same forms; yhat, gy and the losses have no R where these have none.
     That saves a small call eight views, 20 us. With `checks_tasks = True` it raises IndexError for a task index outside
-    [0, K), and no index is looked at before the call.
+    [0, K), and no index is looked at before the call. With `reads_half = True` tokens x come to it in float16 or
+    bfloat16 where the caller has them so, to be multiplied and added in float32; others get them in float32.
     """
 
     @property
@@ -64,7 +61,9 @@ class Sampler(Protocol):
     ) -> tuple[Tensor, Tensor, Gradients]:
         """`Backend.loss` of sequences that are drawn; the problem has neither x nor q."""
 
-    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sample(
+        self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,)."""
 
 
@@ -78,7 +77,7 @@ def names() -> tuple[str, ...]:
 
 def why_not(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
     """Why a backend cannot serve a call, or None."""
-    return ABSENT[name] if name in ABSENT else load(name).supports(op, device, dtype, m)
+    return load(name).supports(op, device, dtype, m)
 
 
 def load(name: str) -> Backend:
@@ -97,6 +96,18 @@ def sampler(name: str) -> Sampler | None:
     """A backend that draws sequences itself, or None when it does not."""
     module = load(name)
     return cast(Sampler, module) if hasattr(module, "sampled_loss") else None
+
+
+def sampler_on(device: torch.device, dtype: torch.dtype, m: int) -> Sampler | None:
+    """The backend whose kernels draw for a device: on it, or on the CPU where it has none; None without any."""
+    # Inside torch.func and under a dispatch mode what torch allocates may be without memory; the CPU's kernels draw
+    # into memory of numpy's.
+    is_plain = not torch._C._are_functorch_transforms_active() and torch._C._len_torch_dispatch_stack() == 0
+    for name in ORDER.get(device.type, ()) if is_plain else ():
+        serving = sampler(name)
+        if serving is not None and load(name).supports("sample", device, dtype, m) is None:
+            return serving
+    return None if load("cpu").supports("sample", torch.device("cpu"), dtype, m) is not None else sampler("cpu")
 
 
 @functools.lru_cache(256)

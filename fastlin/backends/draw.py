@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,13 +73,13 @@ class Draw(NamedTuple):
         """`batch` of its sequences from the `first` on."""
         return self._replace(batch=batch, offset=(self.offset + first) % (1 << 64))
 
-    def packed(self) -> tuple[Any, ...]:
-        """As the extension takes it; the addresses are good while this object lives."""
+    def packed(self, arrays: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """As the extensions take it, with `arrays` or copies of these; the addresses are good while they live."""
         recipe = self.recipe
         return (
             (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
             (recipe.radius, recipe.noise_std),
-            [0 if array is None else array.data_ptr() for array in self.arrays],
+            [0 if array is None else array.data_ptr() for array in arrays],
             (self.seed, self.offset, self.step, self.stream),
         )
 

@@ -5,7 +5,8 @@ y = x'beta + noise, and gives the tokens z = [x; y] of the context, the query q 
 the tokens, their Gram matrix, drawn from its own distribution (`bartlett`). With a constant coordinate tokens are
 [1; x; y]. Everything about a sequence is a function of (seed, step, stream, i) alone, computed in float64 in a fixed
 order of operations and rounded once: a batch can be taken in any pieces, bit for bit. `place` has the layout of draws.
-Where the extension is there its kernels draw, in the dtype that is asked for; their numbers differ by rounding.
+Where the extensions are there their kernels draw, on the device and in the dtype that are asked for; their numbers
+differ by rounding.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlin import _extension
-from fastlin.backends import cpu
+from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett, chi
 from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
@@ -85,10 +85,10 @@ class Source(ABC):
         task : Tensor (batch,), int64
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
-        return _rounded(self._sample(place, n, _default(dtype)), dtype, device)
+        return _rounded(self._sample(place, n, _default(dtype), _where(device)), dtype, device)
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        """Tokens on the CPU, in `dtype` or in float64."""
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Tokens on a device or on the CPU, in `dtype` or in float64."""
         with torch.device("cpu"):
             return self._tokens(place, n)
 
@@ -152,10 +152,11 @@ class LinearTasks(Source):
             The same as from `sample`, number for number.
         """
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
-        if draw is None or _extension.extension() is None:
+        sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
+        if draw is None or sampler is None:
             drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
-            drawn = cpu.sample(draw, True, kernel_dtype(_default(dtype)))
+            drawn = sampler.sample(draw, True, kernel_dtype(_default(dtype)), _where(device))
         return _rounded(drawn, dtype, device)
 
     def draw(
@@ -174,11 +175,12 @@ class LinearTasks(Source):
     def _recipe(self) -> Recipe:
         """The source in numbers."""
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype) -> Batch:
-        if _extension.extension() is None or _has_its_own_way(type(self)):
-            return super()._sample(place, n, dtype)
+    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+        sampler = sampler_on(device, kernel_dtype(dtype), self.m)
+        if sampler is None or _has_its_own_way(type(self)):
+            return super()._sample(place, n, dtype, device)
         check_room(n * self.d, 4)
-        return cpu.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype))
+        return sampler.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype), device)
 
     def _gram_in_torch(self, place: Place, n: int) -> Batch:
         """Gram matrices in float64 on the CPU, in torch operations: what the kernels must draw."""
@@ -330,6 +332,36 @@ class FixedTask(LinearTasks):
         self.theta = check_array("theta", theta, ("d",))
         super().__init__(len(self.theta), noise_std, feature_cov, bias)
 
+    def at_cosine(self, cosine: float) -> FixedTask:
+        """A task of the same size at an angle to this one: features, noise and everything else are the same.
+
+        Size and angle are those of the labels, <a, b> = a'S b with the features' covariance S. The direction away from
+        theta is that of the coordinate that is least along it.
+
+        Parameters
+        ----------
+        cosine : float
+            From -1, the task -theta, to 1.
+        """
+        cosine = float(cosine)
+        if not -1.0 <= cosine <= 1.0:
+            raise ValueError(f"cosine: got {cosine}, wants a number from -1 to 1")
+        S, theta = self.feature_cov, self.theta
+        along, size = S @ theta, float(theta @ S @ theta)
+        other = torch.zeros_like(theta)
+        if abs(cosine) < 1.0:
+            if self.d == 1 or not size > 0.0:
+                raise ValueError(
+                    f"cosine: got {cosine} for theta {theta.tolist()}, wants 1 or -1: nothing is beside it"
+                )
+            least = int((along.square() / S.diagonal()).argmin())
+            other[least] = 1.0
+            other = other - float(along[least]) / size * theta
+            other = other * (size / float(other @ S @ other)) ** 0.5
+        turned = cosine * theta + (1.0 - cosine**2) ** 0.5 * other
+        cov = None if self._feature_factor is None else S
+        return FixedTask(turned, self.noise_std, cov, self.bias)
+
     def _recipe(self) -> Recipe:
         return Recipe(*self._common(), _as_read("theta", self.theta, (self.d,)))
 
@@ -354,6 +386,12 @@ class PointSet(Source):
         self.x = check_array("x", x, ("P", "d"))
         self.y = check_array("y", y, (self.x.shape[0],))
         super().__init__(self.x.shape[1], bias)
+
+    @classmethod
+    def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> PointSet:
+        """That many points of a task source: features and labels of its queries."""
+        _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
+        return cls(q[:, int(source.bias) : -1], y, bias=source.bias)
 
     def _tokens(self, place: Place, n: int) -> Batch:
         P = len(self.y)
@@ -396,9 +434,12 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
 
 
+def _where(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:
     """The batch in the caller's dtype and on its device; the task stays an integer."""
-    dtype = _default(dtype)
-    device = torch.get_default_device() if device is None else device
+    dtype, device = _default(dtype), _where(device)
     first, q, y = (t.to(dtype=dtype, device=device) for t in batch[:3])
     return first, q, y, batch[3].to(device=device)

@@ -21,8 +21,9 @@ _COLUMNS = ("regime", "n", "theory", "best", "excess", "min", "quartile", "media
 
 
 def regimes(text: str) -> list[str]:
-    """Names of regimes that a text lists with commas; "all" is all of them."""
-    names = list(REGIMES) if text == "all" else [name.strip() for name in text.split(",")]
+    """Names of regimes that a text lists with commas; "all" is all of those on prompts: others want a target."""
+    prompts = [name for name, row in REGIMES.items() if row.study == "prompts"]
+    names = prompts if text == "all" else [name.strip() for name in text.split(",")]
     return [choice("regime", name, REGIMES) for name in dict.fromkeys(names)]
 
 

@@ -11,28 +11,46 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fastlin.experiments.cells import summary
-from fastlin.experiments.panels import Cell
 from fastlin.experiments.train import train
+
+
+class Trained(Protocol):
+    """What is trained in a cell."""
+
+    @property
+    def panel(self) -> str:
+        """Name of the panel."""
+
+    @property
+    def key(self) -> str:
+        """Name among the panel's cells."""
+
+    def call(self) -> dict[str, Any]:
+        """Arguments of `train` that the cell decides."""
+
+    def row(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Its line of the table, of the summary of its run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A cell, the folder of its run, and the options of `train`."""
+    """A cell, the folder of its run, the options of `train`, and the folder of the run that it goes on from."""
 
-    cell: Cell
+    cell: Trained
     folder: Path
     options: dict[str, Any]
+    after: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,13 @@ def workers(jobs: int | None, orders: int) -> tuple[int, int]:
     return count, max(threads // count, 1)
 
 
+def _side_by_side(orders: Sequence[Order]) -> int:
+    """How many orders can be filled at once, those that others wait for first."""
+    made = {order.folder for order in orders}
+    later = sum(order.after in made for order in orders)
+    return max(later, len(orders) - later)
+
+
 def run(
     orders: Sequence[Order],
     jobs: int | None,
@@ -58,7 +83,7 @@ def run(
     ended: Callable[[int, Outcome], None],
     tick: Callable[[], None],
 ) -> None:
-    """Fill every order; an error of one does not stop the others.
+    """Fill every order, one that goes on from another after it; an error of one does not stop the others.
 
     Parameters
     ----------
@@ -70,15 +95,20 @@ def run(
     tick : callable
         Called a few times a second.
     """
-    count, threads = workers(jobs, len(orders))
+    count, threads = workers(jobs, _side_by_side(orders))
+    made = {order.folder for order in orders}
     waiting = list(range(len(orders)))[::-1]
     with _started(count, threads) as found:
         busy: dict[Connection, tuple[BaseProcess, int]] = {}
         idle = list(found)
         while waiting or busy:
-            while waiting and idle:
+            while idle:
+                ready_now = [index for index in waiting if orders[index].after not in made]
+                if not ready_now:
+                    break
                 process, connection = idle.pop()
-                index = waiting.pop()
+                index = ready_now[-1]
+                waiting.remove(index)
                 connection.send(orders[index])
                 busy[connection] = process, index
                 started(index)
@@ -94,6 +124,7 @@ def run(
                     found.append(idle[-1])
                 else:
                     idle.append((process, ready))
+                made.discard(orders[index].folder)
                 ended(index, outcome)
             tick()
 
@@ -144,15 +175,11 @@ def _end_with_parent() -> None:
 
 
 def _fill(order: Order) -> Outcome:
-    cell = order.cell
-    sizes = {"layers": cell.layers, "attention_heads": cell.attention_heads}
-    options = {"model": cell.model, **sizes, **order.options}
+    options = {**order.options, **order.cell.call(), "out": order.folder, "after": order.after}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            run = train(
-                cell.setting.mixture, cell.regime, cell.n, out=order.folder, resume=True, progress=False, **options
-            )
+            run = train(**options, resume=True, progress=False)
         except Exception as error:
             return Outcome(None, f"{type(error).__name__}: {error}", _texts(caught))
     return Outcome(summary(run), None, _texts(caught))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastlin import theory
 from fastlin._threads import one_thread
-from fastlin.experiments import config, curves
+from fastlin.experiments import config, curves, report
 from fastlin.experiments.config import Config
 from fastlin.experiments.train import LARGEST_SHARE
 
@@ -113,6 +114,28 @@ class Panel:
             return setting.with_noise(place), self.n, layers
         return setting, self.n, int(place)
 
+    def kind(self, cells: Sequence[Cell]) -> str:
+        """Which effort the cells take."""
+        models = {cell.model for cell in cells}
+        return next((kind for kind in ("softmax", "stack") if kind in models), "layer")
+
+    def opening(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """What the panel's record says before anything is trained."""
+        return {
+            "description": cells[0].setting.description,
+            "axis": self.axis,
+            "axis_label": AXES[self.axis],
+            "shallower": self.shallower,
+            "lines": self.lines(sorted({cell.place for cell in cells})),
+            "remarks": list(self.remarks),
+        }
+
+    def closing(
+        self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None
+    ) -> tuple[list[str], str, str]:
+        """Caption, CSV and table of a record whose cells have ended."""
+        return report.caption(record, shallower), report.as_csv(record), report.as_table(record)
+
     def lines(self, places: Sequence[float]) -> dict[str, Any]:
         """The closed forms over the axis: x, and for each curve its label and normalised risks."""
         setting = config.load(self.setting)
@@ -161,6 +184,16 @@ class Cell:
     attention_heads: int
     n: int
     curve: str | None
+
+    after = None
+    """No run to go on from."""
+    stretches = 1
+    """How many times the effort's steps it counts."""
+
+    def call(self) -> dict[str, Any]:
+        """Arguments of `train` that the cell decides."""
+        sizes = {"layers": self.layers, "attention_heads": self.attention_heads}
+        return {"mix": self.setting.mixture, "regime": self.regime, "n": self.n, "model": self.model, **sizes}
 
     def row(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """A line of the table: where the cell is, its risk, its closed form and the distance from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,15 +16,18 @@ from fastlin import backends, models, theory
 from fastlin._info import info
 from fastlin._threads import one_thread
 from fastlin.data.philox import integer
-from fastlin.data.sources import FixedTask, TaskMixture
+from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
+from fastlin.experiments.evaluate import Predictor, covers, exact_error
 from fastlin.models import Model, Shape, Start
 from fastlin.ops.sampled import Source
+from fastlin.theory import forgetting
+from fastlin.theory.forgetting import FamilyOptimum
 from fastlin.training import streams
 from fastlin.training.loop import Estimate, Job, sampled_risk
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.record import Folder
-from fastlin.training.regimes import Regime, choice, named
+from fastlin.training.regimes import REGIMES, Regime, choice, named
 
 _OPTIMA = {
     "plain": theory.plain,
@@ -91,7 +94,7 @@ class Plan:
     def of(
         cls,
         mix: Source,
-        regime: str | Regime,
+        regime: str | Regime | Sequence[str | Regime],
         n: int,
         *,
         target: Source | None,
@@ -111,7 +114,7 @@ class Plan:
         """Check the arguments of `train` and resolve them, before any work."""
         row = named(regime)
         kind = choice("model", model, models.KINDS)
-        protocol = resolve(preset, kind, values)
+        protocol = resolve(preset, kind, values, row)
         sources = _sources(row, mix, target)
         n, seed = integer("n", n, _MAX_SHOTS), integer("seed", seed, 1 << 64)
         sizes = {"layers": layers, "attention_heads": attention_heads, "prompt_tokens": prompt_tokens}
@@ -120,12 +123,14 @@ class Plan:
             raise ValueError(f"layers: got {layers} for model {kind!r}, wants 1, or model='stack'")
         _check_steps(row, protocol, sizes["trials"])
         _check_turns(row, protocol, mix.K)
+        if protocol.shot_scale and not models.KINDS[kind].linear:
+            raise ValueError(f"shot_scale: got True for model {kind!r}, which averages tokens anyway; wants False")
         if kind == "reduced" and not row.task_heads:
             for i, phase in enumerate(row.phases):
                 if phase.trains == ("heads",):
                     raise ValueError(f"regime.phases[{i}]: trains heads, which the reduced model has fixed; wants more")
         shape = Shape(
-            trials=sizes["trials"],
+            trials=sizes["trials"] * max(len(row.variants), 1),
             tasks=mix.K,
             width=mix.m,
             features=mix.m - 1 - int(getattr(mix, "bias", False)),
@@ -142,7 +147,7 @@ class Plan:
             device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
-        choice("backend", backend, ("auto", "reference", *backends.names(), *backends.ABSENT))
+        choice("backend", backend, ("auto", "reference", *backends.names()))
         _serving(kind, backend, device, number, mix.m)
         config = {
             "regime": row.describe(),
@@ -155,7 +160,7 @@ class Plan:
             "dtype": str(number).removeprefix("torch."),
             "sources": {name: _described(source) for name, source in sources.items()},
         }
-        if protocol.optimiser_class in COUPLED and sizes["trials"] > 1:
+        if protocol.optimiser_class in COUPLED and shape.trials > 1:
             kind_name = protocol.optimiser_class.__name__
             raise ValueError(
                 f"optimiser: {kind_name} has one step for all parameters, so that trials meet; wants trials=1"
@@ -168,14 +173,23 @@ class Plan:
         """The model at its start."""
         protocol, d = self.protocol, self.shape.features
         if protocol.units == "data":
-            linear = models.KINDS[self.kind].linear
-            units = models.measured(self.sources["mix"], self.n, seed=self.seed, stream=streams.UNITS, linear=linear)
+            units = models.measured(
+                self.sources["mix"],
+                self.n,
+                seed=self.seed,
+                stream=streams.UNITS,
+                linear=models.KINDS[self.kind].linear,
+                shot_scale=protocol.shot_scale,
+            )
         else:
             units = models.literal(self.shape.width, protocol.number("scale", d))
+        if protocol.heads_averaged:
+            units = units._replace(attention=units.attention / self.shape.attention_heads)
         model = models.KINDS[self.kind](
             self.shape,
             units,
             see_query=protocol.see_query,
+            shot_scale=protocol.shot_scale,
             residual=protocol.residual,
             trainable_entry=protocol.trainable_entry,
             fixed_head=protocol.fixed_head,
@@ -184,18 +198,25 @@ class Plan:
         )
         sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "values", "heads", "prompts")}
         start = Start(protocol.start, protocol.start_prompts_as, readout=protocol.start_readout, **sizes)
-        model.start(start, seed=self.seed, stream=streams.START)
+        model.start(start, seed=self.seed, stream=streams.START, alike=max(len(self.regime.variants), 1))
         return model
 
     @cached_property
     def _gaussian(self) -> TaskMixture | None:
         """The task source as the closed forms take it; None where none covers the source and the model."""
-        mix: Any = self.sources["mix"]
+        mix: Any = self._judged[0]
         if type(mix) is FixedTask:
             zero = torch.zeros(1, mix.d, mix.d, dtype=torch.float64)
             mix = TaskMixture(mix.theta[None], zero, [1.0], mix.noise_std, mix.feature_cov, bias=mix.bias)
-        covered = models.KINDS[self.kind].linear and self.shape.layers == 1 and not self.protocol.see_query
+        seen = self.protocol.see_query or self.protocol.shot_scale
+        covered = models.KINDS[self.kind].linear and self.shape.layers == 1 and not seen
         return mix if covered and type(mix) is TaskMixture and not mix.bias else None
+
+    @property
+    def _judged(self) -> tuple[Source, int]:
+        """The task source and the shots that the risk is taken on."""
+        term = self.regime.judged
+        return self.sources[term.source], self.n if term.shots is None else term.shots
 
     def risk(self, model: Model, prompts: bool) -> tuple[Tensor, Tensor]:
         """Population risk (R,) and its standard error, on the way."""
@@ -204,17 +225,17 @@ class Plan:
 
     def evaluate(self, model: Model, prompts: bool, sample: Sample) -> Estimate:
         """Population risk; error and tail are zero where a closed form covers the model and the risk is exact."""
-        if self._gaussian is not None:
-            with one_thread():
-                exact = theory.full_population_loss(self._gaussian, self.n, **_as_layer(model, prompts))
+        source, n = self._judged
+        exact = self._exact(model, prompts)
+        if exact is not None:
             return Estimate(exact, torch.zeros_like(exact), torch.zeros_like(exact), exact)
-        source, batch = self.sources["mix"], _EVALUATION_BATCH // sample.part
+        batch = _EVALUATION_BATCH // sample.part
         if not (model.linear and hasattr(source, "sample_gram")):
-            batch = max(min(batch, _TOKENS // max(self.n * source.m, 1)), 16)
+            batch = max(min(batch, _TOKENS // max(n * source.m, 1)), 16)
         return sampled_risk(
             model,
             source,
-            self.n,
+            n,
             seed=self.seed,
             stream=sample.stream,
             batches=sample.batches,
@@ -223,9 +244,20 @@ class Plan:
             backend=self.backend,
         )
 
+    def _exact(self, model: Model, prompts: bool) -> Tensor | None:
+        """Population risk (R,) by a closed form; None where none covers the model on its source."""
+        source, n = self._judged
+        if self._gaussian is not None:
+            with one_thread():
+                return theory.full_population_loss(self._gaussian, n, **_as_layer(model, prompts))
+        predictor = Predictor(model.op, model.forms(prompts), model.op_options)
+        return exact_error(predictor, source, n) if self.protocol.shot_scale and covers(predictor, source) else None
+
     @cached_property
-    def optimum(self) -> theory.Optimum | theory.Bound | None:
+    def optimum(self) -> theory.Optimum | theory.Bound | FamilyOptimum | None:
         """The paper's closed form of the regime, where it has one for this source and a single layer."""
+        if self.regime.study == "forgetting":
+            return self._family_optimum()
         find = _OPTIMA.get(self.regime.name) if isinstance(self.sources["mix"], TaskMixture) else None
         if find is None or self._gaussian is None or self.config["regime"] != named(self.regime.name).describe():
             return None
@@ -235,13 +267,44 @@ class Plan:
         except theory.NotAttained as error:
             return theory.Bound(error.infimum)
 
+    def _family_optimum(self) -> FamilyOptimum | None:
+        """The optimum of pretraining, of full and of value-only fine-tuning; None where theory has none.
+
+        The few-shot loss of zs+fs has no weight in the end: its optimum is that of zs. Several attention heads are
+        another model, whose optimum is known for full fine-tuning only: it is the noise.
+        """
+        mix, protocol = self.sources["mix"], self.protocol
+        T = _task_moment(mix)
+        name, _, part = self.regime.name.partition(":")
+        table = REGIMES.get(self.regime.name)
+        standard = table is not None and self.config["regime"] == table.describe()
+        one_layer = models.KINDS[self.kind].linear and self.shape.layers == 1 and self.kind != "reduced"
+        if T is None or not (standard and one_layer and protocol.see_query and protocol.shot_scale):
+            return None
+        assert isinstance(mix, (SphereTasks, TaskMixture))
+        one_head = self.shape.attention_heads == 1
+        of_mix: dict[str, Any] = {"cov": mix.feature_cov, "noise_var": mix.noise_std**2, "task_cov": T}
+        if name == "pretrain":
+            loss = float(forgetting.pretraining_loss(mix.d, self.n, **of_mix))
+            return FamilyOptimum(forgetting.pretrained(mix.d, self.n, **of_mix), loss) if one_head else None
+        target = self.sources["target"]
+        if type(target) is not FixedTask or not torch.equal(target.feature_cov, mix.feature_cov):
+            return None
+        noise = target.noise_std**2
+        if part == "all":
+            return FamilyOptimum(forgetting.fully_tuned(target.theta), noise)
+        if part != "v" or not one_head:
+            return None
+        family = forgetting.value_tuned(target.theta, shots=self.n, **of_mix)
+        return FamilyOptimum(family, float(forgetting.error(family, target.theta, 0, mix.feature_cov, noise)))
+
     def job(self, folder: Folder | None = None, checkpoint_seconds: float = 60.0, progress: bool | None = None) -> Job:
         """What the loop is to do, with the model at its start."""
         return Job(
             model=self.model(),
             regime=self.regime,
             protocol=self.protocol,
-            sources=self.sources,
+            sources=self._training_sources(),
             n=self.n,
             seed=self.seed,
             risk=self.risk,
@@ -252,6 +315,14 @@ class Plan:
             checkpoint_seconds=checkpoint_seconds,
             progress=progress,
         )
+
+    def _training_sources(self) -> dict[str, Source]:
+        """What the loop draws from: in place of the target, a finite set of its points where the protocol says so."""
+        points, target = self.protocol.points, self.sources.get("target")
+        if points is None or target is None or isinstance(target, PointSet):
+            return self.sources
+        drawn: Any = PointSet.drawn(target, points, seed=self.seed, stream=streams.POINTS)  # type: ignore[arg-type]
+        return {**self.sources, "target": drawn}
 
     def about(self) -> dict[str, Any]:
         """Versions, backend and machine."""
@@ -267,6 +338,14 @@ def _serving(kind: str, backend: str, device: torch.device, dtype: torch.dtype, 
     if backend not in ("auto", "eager"):
         raise backends.BackendError(f"backend: got {backend!r}, which does not have {kind}; wants 'auto' or 'eager'")
     return "eager"
+
+
+def _task_moment(mix: Any) -> Tensor | None:
+    """E[theta theta'] of a source with a constant coordinate whose tasks have mean zero; None of others."""
+    if type(mix) is SphereTasks and mix.bias:
+        return torch.eye(mix.d, dtype=torch.float64) * (mix.radius**2 / mix.d)
+    centred = type(mix) is TaskMixture and mix.bias and mix.K == 1 and not bool(mix.means.any())
+    return mix.covariances[0] if centred else None
 
 
 def _as_layer(model: Model, prompts: bool) -> dict[str, Any]:
@@ -290,7 +369,7 @@ def _sources(row: Regime, mix: Source, target: Source | None) -> dict[str, Sourc
             raise TypeError(f"{name}: got a {type(source).__name__}, wants a task source such as fastlin.TaskMixture")
     if mix is None:
         raise TypeError("mix: got None, wants a task source such as fastlin.TaskMixture")
-    wanted = any(term.source == "target" for phase in row.phases for term in phase.objective)
+    wanted = "target" in {row.judged.source, *(term.source for phase in row.phases for term in phase.objective)}
     if target is None:
         if wanted:
             raise ValueError(f"target: got None, wants a task source: regime {row.name!r} trains on it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastlin.experiments.panels import Panel, Series
 from fastlin.training.regimes import choice
 
@@ -162,8 +164,11 @@ BEYOND = {
 }
 
 
-def named(figure: str) -> list[Panel]:
-    """The panels of a figure: one, "all" of the paper's, or all that go "beyond" it; "claims" are none."""
+def named(figure: str, others: Sequence[str] = ()) -> list[Panel]:
+    """The panels of a figure: one, "all" of the paper's, or all that go "beyond" it; "claims" are none.
+
+    `others` are names that an error mentions besides.
+    """
     groups = {"all": list(PANELS.values()), "beyond": list(BEYOND.values()), "claims": []}
-    name = choice("figure", figure, [*PANELS, *BEYOND, *groups])
+    name = choice("figure", figure, [*PANELS, *BEYOND, *groups, *others])
     return groups[name] if name in groups else [{**PANELS, **BEYOND}[name]]

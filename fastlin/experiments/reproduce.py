@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import filelock
 
@@ -25,15 +25,15 @@ from fastlin._files import replacing
 from fastlin._info import info
 from fastlin._tensors import FileError
 from fastlin.data.philox import integer
-from fastlin.experiments import report
-from fastlin.experiments.farm import Order, Outcome, run
-from fastlin.experiments.panels import AXES, Cell, Panel
+from fastlin.experiments.farm import Order, Outcome, Trained, run
 from fastlin.training.presets import PRESETS
 from fastlin.training.regimes import choice
 
 KIND, VERSION = "fastlin panel", 1
 _LOCK = ".lock"
-_FIELDS = ("name", "title", "axis", "axis_label", "shallower", "asked", "lines", "remarks", "caption", "cells")
+_FIELDS = ("name", "title", "shallower", "asked", "caption", "cells")
+# Of a panel whose cells are points of it, and of a figure that is drawn as its record says.
+_DRAWN = (("axis", "axis_label", "lines", "remarks"), ("axes",))
 _CELL_FIELDS = ("key", "place", "layers", "state", "started", "seconds", "error", "warnings", "row")
 
 
@@ -46,6 +46,40 @@ class Effort:
     batch: int
 
 
+class Figure(Protocol):
+    """What is reproduced: a panel, or a figure of another form."""
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+
+    @property
+    def title(self) -> str:
+        """Above the picture."""
+
+    @property
+    def shallower(self) -> str | None:
+        """A panel that risks are compared with, if any."""
+
+    @property
+    def values(self) -> tuple[tuple[str, Any], ...]:
+        """Values of the protocol in place of the preset's."""
+
+    def cells(self, lengths: Sequence[int] | None = None) -> Sequence[Any]:
+        """What is to be trained, each a `farm.Trained`, with the key of the cell that it goes on from, or None."""
+
+    def kind(self, cells: Sequence[Any]) -> str:
+        """Which effort of a scale is meant."""
+
+    def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
+        """What its record says before anything is trained."""
+
+    def closing(
+        self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None
+    ) -> tuple[list[str], str, str]:
+        """Caption, CSV and table of a record whose cells have ended."""
+
+
 # By what a panel's cells are. quick: 42 cells of one layer in 80 s, 21 of three layers in 4 minutes, on two cores.
 SCALES = {
     "quick": {
@@ -53,8 +87,13 @@ SCALES = {
         "stack": Effort(4, 2000, 2048),
         "softmax": Effort(2, 1500, 1024),
         "claims": Effort(2, 1500, 4096),
+        # Steps of a phase.
+        "forgetting": Effort(5, 1000, 2000),
     },
-    "paper": dict.fromkeys(("layer", "stack", "softmax", "claims"), Effort(50, 20_000, 8192)),
+    "paper": {
+        **dict.fromkeys(("layer", "stack", "softmax", "claims"), Effort(50, 20_000, 8192)),
+        "forgetting": Effort(5, 5000, 5000),
+    },
 }
 
 
@@ -88,17 +127,15 @@ class Request:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs: got {self.jobs}, wants an integer >= 1")
 
-    def of(self, panel: Panel, cells: Sequence[Cell]) -> dict[str, Any]:
+    def of(self, panel: Figure, cells: Sequence[Any]) -> dict[str, Any]:
         """What decides the numbers of a panel with these cells."""
-        models = {cell.model for cell in cells}
-        kind = next((kind for kind in ("softmax", "stack") if kind in models), "layer")
-        effort = self.effort or SCALES[self.scale][kind]
+        effort = self.effort or SCALES[self.scale][panel.kind(cells)]
         asked = {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
         return {**asked, "values": dict(panel.values)}
 
-    def claims(self) -> dict[str, int]:
+    def claims(self, kind: str = "claims") -> dict[str, int]:
         """Options of `claims.compute`."""
-        return {"seed": self.seed, **asdict(self.effort or SCALES[self.scale]["claims"])}
+        return {"seed": self.seed, **asdict(self.effort or SCALES[self.scale][kind])}
 
 
 class Folder:
@@ -112,8 +149,9 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[str, dict[str, Any]] = {}
+        self._figures: dict[str, Figure] = {}
 
-    def open(self, panel: Panel, request: Request) -> list[Order]:
+    def open(self, panel: Figure, request: Request) -> list[Order]:
         """Begin a panel or take it up again; returns what is left to do."""
         cells = panel.cells(request.lengths)
         asked = request.of(panel, cells)
@@ -135,16 +173,22 @@ class Folder:
         for entry in record["cells"]:
             if entry["row"] is None:
                 entry.update(state="waiting", error=None)
-        self.records[panel.name] = record
+        self.records[panel.name], self._figures[panel.name] = record, panel
         self._save(panel.name)
-        options = {name: asked[name] for name in ("preset", "seed", "trials", "steps", "batch")}
+        place = self.path / "cells" / panel.name
+        options = {name: asked[name] for name in ("preset", "seed", "trials", "batch")}
         return [
-            Order(cell, self.path / "cells" / panel.name / cell.key, {**options, **asked["values"], "records": 20})
+            Order(
+                cell,
+                place / cell.key,
+                {**options, "steps": asked["steps"] * cell.stretches, **asked["values"], "records": 20},
+                None if cell.after is None else place / cell.after,
+            )
             for cell, entry in zip(cells, record["cells"], strict=True)
             if entry["row"] is None
         ]
 
-    def mark(self, cell: Cell, **values: Any) -> None:
+    def mark(self, cell: Trained, **values: Any) -> None:
         """Note what has become of a cell."""
         entry = next(entry for entry in self.records[cell.panel]["cells"] if entry["key"] == cell.key)
         entry.update(values)
@@ -155,12 +199,12 @@ class Folder:
         record = self.records[name]
         other = record["shallower"]
         shallower = None if other is None else self.records.get(other) or _there(self.path / f"{other}.json")
-        record["caption"] = report.caption(record, shallower)
+        record["caption"], rows, table = self._figures[name].closing(record, self.path, shallower)
         self._save(name)
-        _write(self.path / f"{name}.csv", report.as_csv(record))
+        _write(self.path / f"{name}.csv", rows)
         lines = "\n".join(f"- {sentence}" for sentence in record["caption"])
         text = f"# {record['title']}\n\n![{record['title']}]({name}.png)\n\n{lines}\n\n"
-        _write(self.path / f"{name}.md", f"{text}```\n{report.as_table(record)}```\n")
+        _write(self.path / f"{name}.md", f"{text}```\n{table}```\n")
 
     def _save(self, name: str) -> None:
         _write(self.path / f"{name}.json", json.dumps(self.records[name], indent=1, ensure_ascii=False) + "\n")
@@ -170,12 +214,13 @@ def _there(path: Path) -> dict[str, Any] | None:
     return read(path) if path.exists() else None
 
 
-def _new_record(panel: Panel, cells: Sequence[Cell], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _new_record(panel: Figure, cells: Sequence[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     entries: list[dict[str, Any]] = [
         {
             "key": cell.key,
             "place": cell.place,
             "layers": cell.layers,
+            "stretches": cell.stretches,
             "state": "waiting",
             "started": None,
             "seconds": None,
@@ -190,13 +235,9 @@ def _new_record(panel: Panel, cells: Sequence[Cell], asked: Mapping[str, Any]) -
         "version": VERSION,
         "name": panel.name,
         "title": panel.title,
-        "description": cells[0].setting.description,
-        "axis": panel.axis,
-        "axis_label": AXES[panel.axis],
         "shallower": panel.shallower,
         "asked": dict(asked),
-        "lines": panel.lines(sorted({cell.place for cell in cells})),
-        "remarks": list(panel.remarks),
+        **panel.opening(cells),
         "caption": [],
         "cells": entries,
         "info": info(),
@@ -211,7 +252,8 @@ def read(path: Path) -> dict[str, Any]:
             raise FileError(
                 f"{path}: is a {record['kind']!r} of version {record['version']}, wants {KIND!r} of {VERSION}"
             )
-        for fields, part in ((_FIELDS, record), *((_CELL_FIELDS, cell) for cell in record["cells"])):
+        fields_of_kind = (*_FIELDS, *_DRAWN["axes" in record])
+        for fields, part in ((fields_of_kind, record), *((_CELL_FIELDS, cell) for cell in record["cells"])):
             missing = [name for name in fields if name not in part]
             if missing:
                 raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
@@ -241,7 +283,7 @@ def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
 
 
 def reproduce(
-    panels: Sequence[Panel],
+    panels: Sequence[Figure],
     out: Path,
     request: Request,
     *,

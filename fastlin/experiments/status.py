@@ -67,7 +67,9 @@ def cells(
                 state = "stopped"
             share, seconds = 1.0, cell["seconds"]
             if state != "done":
-                share = _step(path / "records.jsonl") / steps
+                # A run that goes on from another counts its steps too.
+                skipped = (cell.get("stretches", 1) - 1) * steps
+                share = max(_step(path / "records.jsonl") - skipped, 0) / steps
                 seconds = time.time() - cell["started"] if state == "running" else None
             found.append(CellStatus(record["name"], cell["key"], state, cell["layers"], share, seconds, cell["error"]))
     return found

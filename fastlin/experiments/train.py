@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
 from fastlin.training.loop import Loop
-from fastlin.training.record import MODEL, Folder
-from fastlin.training.regimes import Regime
+from fastlin.training.record import MODEL, Folder, ended
+from fastlin.training.regimes import Regime, choice
 
 # Of the largest of 64 or more batches in their sum: 0.016 or less of light tails.
 LARGEST_SHARE = 0.1
@@ -48,7 +50,7 @@ class Run:
     history : dict
         step (N,), phase (N,), lr (N,), loss (N, trials): means of the batch losses since the record before,
         risk (N, trials), risk_error (N, trials).
-    theory : Optimum, Bound or None
+    theory : Optimum, Bound, FamilyOptimum or None
         The paper's closed form of the regime for a single layer; a Bound where it is not attained. It is the optimum of
         the reduced model. A full model with means that are not zero can go below it, but for joint+heads.
     folder : Path or None
@@ -68,7 +70,7 @@ class Run:
     params: dict[str, Tensor | None]
     best: int
     history: dict[str, Tensor]
-    theory: theory.Optimum | theory.Bound | None
+    theory: theory.Optimum | theory.Bound | theory.forgetting.FamilyOptimum | None
     folder: Path | None
     model: Model
     diverged: dict[int, int]
@@ -77,8 +79,17 @@ class Run:
 
     @property
     def options(self) -> dict[str, Any]:
-        """see_query and, for a stack, residual: what the ops take besides `params`."""
-        return self.model.op_options()
+        """What the ops take besides `params` at the run's n: see_query, residual for a stack, scale if n decides it."""
+        return self.options_at(self.config["n"])
+
+    def options_at(self, n: int) -> dict[str, Any]:
+        """The same at n shots: a scale of 1/(n+1) is not folded into `params`, which serve every n."""
+        return self.model.op_options(n)
+
+    def of(self, regime: str) -> slice:
+        """The trials of one of several regimes, in the order of their seeds."""
+        names = [row["name"] for row in self.config["regime"]["variants"]] or [self.config["regime"]["name"]]
+        return slice(names.index(choice("regime", regime, names)), None, len(names))
 
     @property
     def excess(self) -> Tensor | None:
@@ -88,7 +99,7 @@ class Run:
 
 def train(
     mix: Source,
-    regime: str | Regime,
+    regime: str | Regime | Sequence[str | Regime],
     n: int,
     *,
     model: str = "full",
@@ -101,6 +112,7 @@ def train(
     lr: float | None = None,
     seed: int = 0,
     target: Source | None = None,
+    after: Run | str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     prompt_tokens: int = 1,
@@ -118,7 +130,9 @@ def train(
     ----------
     mix : TaskMixture, SphereTasks, FixedTask or PointSet
     regime : str or Regime
-        "plain", "fine-tune", "one-prompt", "joint", "joint+heads", "heads", or a row of one's own.
+        "plain", "fine-tune", "one-prompt", "joint", "joint+heads", "heads"; on sources with a constant coordinate
+        "pretrain", "zs:all", "zs:q", "zs:k", "zs:v", and the same with "zs+fs"; or a row of one's own. Several are
+        trained side by side on the same data: `Run.of` says which trials are whose.
     n : int
         Context length.
     model : str
@@ -131,10 +145,14 @@ def train(
     steps, batch, lr
         In place of the preset's. `steps` are shared equally among the phases of a regime.
     trials : int
-        R, each from its own initialisation; trial r starts the same whatever R is.
+        R, each from its own initialisation; trial r starts the same whatever R is. Of each regime, where they are
+        several.
     seed : int
     target : task source, optional
-        Of the terms of a regime that ask for it.
+        Of the terms of a regime that ask for it: the task that is fine-tuned on.
+    after : Run or path of its folder, optional
+        A run of the first phases of this one, such as "pretrain": training goes on from it, to the same bits as if this
+        run had done them itself. Everything else must be the same, and its steps those of these phases.
     out : path, optional
         Folder of the run: description, records, checkpoints, result. New or empty, or with `resume` that of the same
         run; a run that had ended is read from it.
@@ -182,12 +200,12 @@ def train(
     if out is None:
         if resume:
             raise ValueError("resume: got True without out, wants the folder of the run to go on with")
-        return _run(plan, None, progress, checkpoint_seconds)
+        return _run(plan, None, progress, checkpoint_seconds, after)
     about = plan.about()
     folder = Folder(Path(out), plan.config, about, resume)
     try:
         _warn_of_changes(folder.about(), about)
-        return _run(plan, folder, progress, checkpoint_seconds)
+        return _run(plan, folder, progress, checkpoint_seconds, after)
     finally:
         folder.close()
 
@@ -206,7 +224,13 @@ def _installation(run: dict[str, Any]) -> dict[str, Any]:
     return {"backend": run["backend"], "instruction set": found["instruction_set"], **found["versions"]}
 
 
-def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_seconds: float) -> Run:
+def _run(
+    plan: Plan,
+    folder: Folder | None,
+    progress: bool | None,
+    checkpoint_seconds: float,
+    after: Run | str | Path | None,
+) -> Run:
     result = None if folder is None else folder.result(lambda found: _what_is_wrong(found, plan.shape.trials))
     if folder is not None and result is not None:
         return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
@@ -215,6 +239,8 @@ def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_se
     held = None if folder is None else folder.restore()
     if folder is not None and held is not None:
         loop.restore(*held, folder.records())
+    elif after is not None:
+        loop.begin_after(*_earlier(plan, after))
     loop.run()
     result = _result(plan, job.model, loop)
     if folder is not None:
@@ -222,6 +248,34 @@ def _run(plan: Plan, folder: Folder | None, progress: bool | None, checkpoint_se
         folder.finish(result)
         loop.signal.raise_if_caught()
     return _finished(plan, folder, job.model, loop.records, result)
+
+
+def _earlier(plan: Plan, after: Run | str | Path) -> tuple[Model, int, dict[int, int]]:
+    """Model, steps and diverged trials of a run that did the first phases of a plan."""
+    if isinstance(after, Run):
+        config, model, diverged = json.loads(json.dumps(after.config)), after.model, after.diverged
+    elif isinstance(after, (str, Path)):
+        config, result = ended(Path(after))
+        model, diverged = models.load(Path(after) / MODEL), {trial: step for trial, step in result["diverged"]}
+    else:
+        raise TypeError(f"after: got a {type(after).__name__}, wants a Run, or the path of its folder")
+    wanted = json.loads(json.dumps(plan.config))
+    done, phases = config["regime"]["phases"], wanted["regime"]["phases"]
+    if done != phases[: len(done)] or len(done) == len(phases):
+        raise ValueError(f"after: got a run of regime {config['regime']['name']!r}, wants the first phases of this one")
+    steps = plan.protocol.steps * len(done) // len(phases)
+    if config["steps"] != steps:
+        raise ValueError(
+            f"after: got a run of {config['steps']} steps, wants {steps}: the share of its phases in steps"
+        )
+    if "variants" in config["regime"] and config["regime"]["variants"] and wanted["regime"]["variants"]:
+        raise ValueError("after: got a run of several regimes, wants one of a single regime")
+    config["sources"] = {**wanted["sources"], "mix": config["sources"]["mix"]}
+    for name, value in wanted.items():
+        # Points are of the target, which the earlier phases do not meet.
+        if name not in ("regime", "steps", "records", "points") and config[name] != value:
+            raise ValueError(f"after: got a run with {name} = {config[name]!r}, wants {value!r}, as in this one")
+    return model, steps, diverged
 
 
 @torch.no_grad()

@@ -83,6 +83,8 @@ class Model(nn.Module, ABC):
         Between the raw parameters and those of the ops.
     see_query : bool
         Whether the query is among the keys and values.
+    shot_scale : bool
+        Whether scores are divided by the number of columns n + 1, whatever n a loss is taken at.
     residual : float
         Factor of the identity in the layers of a stack.
     trainable_entry : bool
@@ -96,6 +98,8 @@ class Model(nn.Module, ABC):
     name: ClassVar[str]
     groups: ClassVar[dict[str, tuple[str, ...]]]
     """What regimes train, by name, and the raw parameters that belong to it."""
+    parts: ClassVar[dict[str, tuple[str, ...]]]
+    """The same of queries, keys and values: q, k, v. Where queries and keys are merged both are the product."""
     value_matrices: ClassVar[tuple[str, ...]] = ()
     """The raw parameters that are value matrices."""
     letters: ClassVar[tuple[str, ...]]
@@ -116,6 +120,7 @@ class Model(nn.Module, ABC):
         units: Units,
         *,
         see_query: bool = False,
+        shot_scale: bool = False,
         residual: float = 1.0,
         trainable_entry: bool = True,
         fixed_head: bool = False,
@@ -126,6 +131,7 @@ class Model(nn.Module, ABC):
         self.shape = shape
         self.options = {
             "see_query": see_query,
+            "shot_scale": shot_scale,
             "residual": residual,
             "trainable_entry": trainable_entry,
             "fixed_head": fixed_head and not shape.task_heads and bool(self.value_matrices),
@@ -177,11 +183,14 @@ class Model(nn.Module, ABC):
         prompts: bool = True,
         weight: Tensor | None = None,
         backend: str = "auto",
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Loss (R,) and per-task losses (R, K) on sequences that the source draws."""
+        """Loss (R,) and per-task losses (R, K) on sequences that the source draws; `rows` takes some trials."""
         place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "offset": offset}
         forms = self.forms(prompts)
-        return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self.op_options())
+        if rows is not None:
+            forms = {name: None if form is None else form[rows] for name, form in forms.items()}
+        return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self.op_options(n))
 
     @abstractmethod
     def _sizes(self) -> dict[str, tuple[int, ...]]:
@@ -218,19 +227,23 @@ class Model(nn.Module, ABC):
         """The inverse of `_tokens`."""
         return p / self.prompt_unit.to(p)
 
-    def op_options(self) -> dict[str, Any]:
-        """Options that the op is called with beside `forms`."""
-        return {"see_query": self.options["see_query"]}
+    def op_options(self, n: int) -> dict[str, Any]:
+        """Options that the op is called with beside `forms` at n shots."""
+        scale = {"scale": 1.0 / (n + 1)} if self.options["shot_scale"] else {}
+        return {"see_query": self.options["see_query"], **scale}
 
     def group(self, name: str) -> list[nn.Parameter]:
         """The raw parameters of a group; none where the model holds them fixed."""
-        if name == "heads" and self.options["fixed_head"]:
-            return []
-        return [getattr(self, member) for member in self.groups[name] if member in self._sizes()]
+        fixed = self.groups["heads"] if self.options["fixed_head"] else ()
+        members = {**self.groups, **self.parts}[name]
+        return [getattr(self, member) for member in members if member in self._sizes() and member not in fixed]
 
     @torch.no_grad()
-    def start(self, start: Start, *, seed: int, stream: int) -> None:
-        """Initialise; trial r depends on the seed and r alone, not on the number of trials."""
+    def start(self, start: Start, *, seed: int, stream: int, alike: int = 1) -> None:
+        """Initialise; trial r depends on the seed and r alone, not on the number of trials.
+
+        With `alike` that many trials in a row are one and the same.
+        """
         sizes = {member: getattr(start, name) for name, members in self.groups.items() for member in members}
         sizes |= dict.fromkeys(self.value_matrices, start.values)
         for step, (name, raw) in enumerate(self.named_parameters()):
@@ -238,9 +251,11 @@ class Model(nn.Module, ABC):
             columns = raw[0].numel()
             kind = start.prompt_distribution if name in self.groups["prompts"] else start.distribution
             if kind == "normal":
-                draws = random.normal(len(raw), columns, **place)
+                draws = random.normal(len(raw) // alike, columns, **place)
             else:
-                draws = 2.0 * random.uniform(len(raw), columns, **place) - 1.0
+                draws = 2.0 * random.uniform(len(raw) // alike, columns, **place) - 1.0
+            if alike > 1:
+                draws = draws.repeat_interleave(alike, 0)
             readout = start.readout
             if name in self.groups["heads"] and self.options["fixed_head"]:
                 sizes[name], readout = 0.0, 1.0

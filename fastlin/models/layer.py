@@ -24,6 +24,7 @@ class Full(_Layer):
 
     name = "full"
     groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
+    parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
     W: Tensor
     v: Tensor
 
@@ -45,6 +46,7 @@ class Separate(_Layer):
     name = "separate"
     value_matrices = ("Wv",)
     groups: ClassVar = {"attention": ("Wq", "Wk", "Wv"), "heads": ("h",), "prompts": ("p",)}
+    parts: ClassVar = {"q": ("Wq",), "k": ("Wk",), "v": ("Wv", "h")}
     Wq: Tensor
     Wk: Tensor
     Wv: Tensor
@@ -81,6 +83,7 @@ class Reduced(_Layer):
 
     name = "reduced"
     groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
+    parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
     W: Tensor
     v: Tensor
 

@@ -21,6 +21,7 @@ class Stack(Model):
     name = "stack"
     value_matrices = ("C",)
     groups: ClassVar = {"attention": ("A", "C"), "heads": ("h",), "prompts": ("p",)}
+    parts: ClassVar = {"q": ("A",), "k": ("A",), "v": ("C", "h")}
     letters = ("A", "C", "h")
     op = staticmethod(sampled_stack_loss)
     A: Tensor
@@ -32,9 +33,9 @@ class Stack(Model):
         square = (shape.trials, shape.layers, *shape.lead[1:], m, m)
         return {"A": square, "C": square, "h": (shape.trials, *self._head_size()), "p": self._prompt_size()}
 
-    def op_options(self) -> dict[str, Any]:
-        """Options that the op is called with beside `forms`."""
-        return {**super().op_options(), "residual": self.options["residual"]}
+    def op_options(self, n: int) -> dict[str, Any]:
+        """Options that the op is called with beside `forms` at n shots."""
+        return {**super().op_options(n), "residual": self.options["residual"]}
 
     def _forms(self) -> dict[str, Tensor]:
         A, C = self.A * self.attention_unit, self.C * self.values_unit

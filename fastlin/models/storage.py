@@ -45,6 +45,7 @@ def load(path: str | Path) -> Model:
         Shape(**description["shape"]),
         Units(**factors, loss=description["unit"]),
         see_query=description["see_query"],
+        shot_scale=description.get("shot_scale", False),
         residual=description["residual"],
         trainable_entry=description["trainable_entry"],
         fixed_head=description["fixed_head"],

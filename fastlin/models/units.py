@@ -51,10 +51,11 @@ def literal(m: int, scale: float = 1.0) -> Units:
     return Units(one, scale * square, square, one, 1.0)
 
 
-def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = True) -> Units:
+def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = True, shot_scale: bool = False) -> Units:
     """The units of a task source at context length n, from a sample of its queries and labels.
 
-    With `linear` they are those of linear attention, else of softmax attention.
+    With `linear` they are those of linear attention, else of softmax attention. With `shot_scale` the op divides by
+    n + 1, and the units do not.
     """
     _, q, y, _ = source.sample(_SAMPLE, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
     label = float(_rms(y[:, None])[0])
@@ -62,7 +63,7 @@ def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = T
     c = n + source.m if linear else 1
     return Units(
         prompt=c**0.5 * size,
-        attention=1.0 / (c * size[:, None] * size),
+        attention=(n + 1 if shot_scale else 1.0) / (c * size[:, None] * size),
         values=size / size[:, None],
         head=label / size,
         loss=label**2,

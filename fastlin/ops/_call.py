@@ -129,7 +129,7 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
         with torch.autocast(device, enabled=False):
             return compute(name, given)
     backend = backends.load(given.options.backend)
-    call = _Call(given, getattr(backend, "any_form", False))
+    call = _Call(given, getattr(backend, "any_form", False), getattr(backend, "reads_half", False))
     try:
         return _ask(backend, name, call, given)
     except IndexError:
@@ -172,7 +172,7 @@ def is_gram(options: Options) -> bool:
 class _Call:
     """The problem of a call, and the way back to the caller's letters and shapes."""
 
-    def __init__(self, given: Arguments, any_form: bool) -> None:
+    def __init__(self, given: Arguments, any_form: bool, reads_half: bool) -> None:
         x, q, task, p, A, C, W, v, h = self.given = given.tensors
         options = given.options
         # Without K nothing but the per-task losses depends on the task: one shared head, no prompt.
@@ -180,6 +180,8 @@ class _Call:
         self.is_stack = A is not None
         # Whether the backend answers in the caller's forms.
         self.is_direct = any_form and v is not None and v.ndim > 1
+        if x is not None and x.dtype in validation.HALF and not reads_half:
+            x = x.to(anchor(given.tensors).dtype)
         skips: tuple[float, ...] = (0.0,)
         if A is None:
             assert W is not None
@@ -215,7 +217,11 @@ class _Call:
         return "".join(sorted(needs))
 
     def outer(self, grads: Gradients, wants: str) -> list[Tensor]:
-        """Gradients in the caller's letters and shapes, in the order of `wants`."""
+        """Gradients in the caller's letters, shapes and dtypes, in the order of `wants`."""
+        if "x" in grads:
+            first = self.given[PLACE["x"]]
+            assert first is not None
+            grads["x"] = grads["x"].to(first.dtype)
         if self.is_direct:
             return [grads[letter] for letter in wants]
         if self.is_stack:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastlin import backends, validation
-from fastlin.ops._transforms import Path, assert_tasks, differentiated, each, path
+from fastlin.ops._transforms import Path, differentiated, each, path
 
 _TENSORS = ("z", "p", "task", "q")
 
@@ -36,7 +36,8 @@ def gram(
     if way is Path.TRANSFORMED or way is Path.FUNCTION:
         return _apply(*flat)
     if way is Path.TRACED_TORCH:
-        assert_tasks("gram", task, tasks)
+        if task is not None and tasks >= 0:
+            validation.assert_task_indices("gram", tasks, task)
         return _compute("eager", z, p, task, q)
     return _impl(*flat[:-1], backend if way is Path.DIRECT else "eager")
 
@@ -45,7 +46,9 @@ def _resolved(flat: Sequence[Any]) -> str:
     """Check the numbers; name of the backend that serves."""
     *tensors, tasks, check_finite, backend = flat
     validation.values("gram", tasks, check_finite, dict(zip(_TENSORS, tensors, strict=True)))
-    return backends.resolve(backend, "gram", tensors[0].device, tensors[0].dtype, tensors[0].shape[-1])
+    z = tensors[0]
+    dtype = torch.float32 if z.dtype in validation.HALF else z.dtype
+    return backends.resolve(backend, "gram", z.device, dtype, z.shape[-1])
 
 
 def _impl(*flat: Any) -> Tensor:
@@ -57,6 +60,8 @@ def _compute(backend: str, z: Tensor, p: Tensor | None, task: Tensor | None, q: 
         with torch.autocast(z.device.type, enabled=False):
             return _compute(backend, z, p, task, q)
     serving = backends.load(backend)
+    if z.dtype in validation.HALF and not getattr(serving, "reads_half", False):
+        z = z.float()
     G = serving.gram(z)
     if q is not None:
         G = G + q[:, :, None] * q[:, None]
@@ -76,7 +81,8 @@ _gram_op: Any = torch.library.custom_op(
 
 def _fake(z: Tensor, p: Tensor | None, *_: Any) -> Tensor:
     B, _n, m = z.shape
-    return z.new_empty((B, m, m) if p is None or p.ndim == 3 else (p.shape[0], B, m, m))
+    dtype = torch.float32 if z.dtype in validation.HALF else z.dtype
+    return z.new_empty((B, m, m) if p is None or p.ndim == 3 else (p.shape[0], B, m, m), dtype=dtype)
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -96,7 +102,7 @@ def _backward(ctx: Any, dG: Tensor) -> tuple[Tensor | None, ...]:
             shape = (*S.shape[:-3], p.shape[-3], *S.shape[-2:])
             of_tasks = S.new_zeros(shape).index_add(S.ndim - 3, task, S)
         dp = p @ of_tasks
-    dz = z @ total if needs_z else None
+    dz = (z.to(total.dtype) @ total).to(z.dtype) if needs_z else None
     dq = (total @ q[..., None])[..., 0] if needs_q else None
     return dz, dp, None, dq, None, None, None
 

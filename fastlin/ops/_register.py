@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin import backends
+from fastlin import backends, validation
 from fastlin.backends import eager
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Options
 from fastlin.ops import _call
 from fastlin.ops._call import LETTERS, PLACE, Arguments, Tensors
-from fastlin.ops._transforms import Path, assert_tasks, batched, differentiated, path
+from fastlin.ops._transforms import Path, batched, differentiated, path
 
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
@@ -85,7 +85,9 @@ def _dispatch(name: str, given: Arguments, asked: str) -> Sequence[Tensor]:
         return _TRANSFORMED[name](*flat)
     in_torch = given._replace(options=options._replace(backend="eager"))
     if way is Path.TRACED_TORCH:
-        assert_tasks(options.op, given.tensors[2], options.tasks)
+        task = given.tensors[2]
+        if task is not None and options.tasks >= 0:
+            validation.assert_task_indices(options.op, options.tasks, task)
         return _call.compute(name, in_torch)
     return _call.compute(name, _call.checked(in_torch))
 
@@ -121,9 +123,8 @@ _OPS = {"predict": _predict_op, "loss": _loss_op}
 
 def _empty(tensors: Tensors, *shape: int) -> Tensor:
     """A result of the fake kernels, with leading R where the call has trials."""
-    x, R = tensors[0], _call.trials_of(tensors)
-    assert x is not None
-    return x.new_empty(shape if R is None else (R, *shape))
+    R = _call.trials_of(tensors)
+    return _call.anchor(tensors).new_empty(shape if R is None else (R, *shape))
 
 
 def _empty_gradients(given: Arguments) -> list[Tensor]:
@@ -188,7 +189,8 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
         _check_unchanged(ctx)
         sampler = backends.sampler(ctx.options.backend)
         assert sampler is not None
-        x, q, y, task = sampler.sample(draw, True, _call.anchor(tensors).dtype)
+        like = _call.anchor(tensors)
+        x, q, y, task = sampler.sample(draw, True, like.dtype, like.device)
         tensors = (x, q, task, *tensors[3:])
     if torch.is_grad_enabled():
         yhat = _call.compute("predict", Arguments(tensors, (), ctx.options._replace(backend="eager")))[0]

@@ -75,13 +75,6 @@ def _in_forward_mode() -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Jvp for level in stack)
 
 
-def assert_tasks(op: str, task: Tensor | None, tasks: int) -> None:
-    """Check task indices where the numbers come later: at run time of compiled code."""
-    if task is not None and tasks >= 0:
-        valid = ((task >= 0) & (task < tasks)).all()
-        torch._assert_async(valid, f"{op}: task holds an index outside 0 <= task < K = {tasks}")
-
-
 def batched(
     call: Callable[..., list[Tensor]],
     name: str,

@@ -8,6 +8,7 @@ each for all trials and forgets it; otherwise the source draws a batch. A source
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -197,9 +198,14 @@ def of_each_trial(
     streams: Sequence[int],
     loss: Callable[[dict[str, Any], int], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of one's parameters."""
-    apart = {name: [None] * len(streams) if t is None else t.split(1) for name, t in parameters.items()}
-    trials = [loss({name: parts[r] for name, parts in apart.items()}, stream) for r, stream in enumerate(streams)]
+    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of one's parameters.
+
+    Neighbours of the same stream are one call: their data are drawn once.
+    """
+    runs = [(stream, len(list(same))) for stream, same in groupby(streams)]
+    sizes = [size for _, size in runs]
+    apart = {name: [None] * len(runs) if t is None else t.split(sizes) for name, t in parameters.items()}
+    trials = [loss({name: parts[r] for name, parts in apart.items()}, stream) for r, (stream, _) in enumerate(runs)]
     losses, per_task = zip(*trials, strict=True)
     return torch.cat(losses), torch.cat(per_task)
 

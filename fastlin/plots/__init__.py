@@ -1,11 +1,13 @@
 """Pictures of what runs have left on disk."""
 
+from fastlin.plots.axes import axes_figure
 from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
 from fastlin.plots.steps import training, training_figure
 
 __all__ = [
+    "axes_figure",
     "claims",
     "claims_figure",
     "panel",

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastlin.plots.axes import axes_figure
 from fastlin.plots.style import COLOURS, MARKERS, REGIME_CURVES, new_figure, save
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SEEN = 0.01
 def panel(folder: Path, name: str) -> list[Path]:
     """Draw `NAME.json` of a folder of `fastlin reproduce`; returns the paths of the pictures."""
     record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return save(panel_figure(record), folder, name)
+    return save(axes_figure(record) if "axes" in record else panel_figure(record), folder, name)
 
 
 def panel_figure(record: dict[str, Any]) -> Figure:

@@ -24,7 +24,7 @@ from fastlin.training import checkpoint
 from fastlin.training.progress import Progress
 from fastlin.training.protocol import Protocol
 from fastlin.training.record import Folder
-from fastlin.training.regimes import Phase, Regime, Term
+from fastlin.training.regimes import Phase, Regime, Term, keyed
 from fastlin.training.signals import Signal, interruptible
 
 # (model, whether prompts are prepended) -> risk and standard error, both (R,).
@@ -80,6 +80,8 @@ class _Draw(NamedTuple):
     stream: Stream
     batch: int
     weight: Tensor | None
+    rows: Tensor | None  # trials that have the term; None is all
+    variants: list[Term]  # the term in each variant of a regime that has it, where there are variants
 
 
 class Loop:
@@ -110,6 +112,7 @@ class Loop:
         self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=job.model.attention_unit.device)
         self._summed = 0
         self._dead: Tensor | None = None
+        self._still: list[tuple[Tensor, Tensor, Tensor]] = []
         shares = len(job.regime.phases)
         self._ends = [job.protocol.steps * (i + 1) // shares for i in range(shares)]
 
@@ -157,17 +160,43 @@ class Loop:
     def _begin(self, phase: Phase) -> None:
         model = self.job.model
         model.requires_grad_(False)
-        trained = [raw for group in phase.trains for raw in model.group(group)]
+        trained = list(dict.fromkeys(raw for group in phase.trains for raw in model.group(group)))
         for raw in trained:
             raw.requires_grad_(True)
+        self._still = self._held_still(phase)
         self.optimiser = self.job.protocol.make_optimiser(trained)
         self._largest = [group["lr"] for group in self.optimiser.param_groups]
         self._average, self._averaged = [], 0
 
+    def _held_still(self, phase: Phase) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Parameters that some variants of a regime do not train: with their trials and what these hold."""
+        job = self.job
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        index = self._place(phase)
+        for raw in self.job.model.parameters():
+            idle = [
+                all(raw is not other for group in row.phases[index].trains for other in job.model.group(group))
+                for row in job.regime.variants
+            ]
+            if raw.requires_grad and any(idle):
+                rows = torch.tensor(idle * (len(raw) // len(idle)), device=raw.device)
+                found.append((raw, rows, raw.detach()[rows].clone()))
+        return found
+
     def _draw(self, phase: Phase, index: int) -> _Draw:
         job, term = self.job, phase.objective[index]
-        protocol, source, trials = job.protocol, job.sources[term.source], job.model.shape.trials
-        stream: Stream = list(range(index * trials, (index + 1) * trials)) if protocol.own_data else index
+        protocol, source = job.protocol, job.sources[term.source]
+        variants = max(len(job.regime.variants), 1)
+        seeds = job.model.shape.trials // variants
+        key, at = list(keyed(phase.objective))[index], self._place(phase)
+        terms = [keyed(row.phases[at].objective).get(key) for row in job.regime.variants]
+        has = [i for i in range(variants) if not terms or terms[i] is not None]
+        rows = None
+        if len(has) < variants:
+            trials = [seed * variants + i for seed in range(seeds) for i in has]
+            rows = torch.tensor(trials, device=job.model.attention_unit.device)
+        own = [index * seeds + seed for seed in range(seeds) for _ in has]
+        stream: Stream = own if protocol.own_data else index
         shots = job.n if term.shots is None else term.shots
         mixed = isinstance(source, TaskMixture) and source.K > 1
         batch, weight, sources = protocol.batch, None, [source]
@@ -179,7 +208,11 @@ class Loop:
             equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
             sources, batch = [source.reweighted(equal, stratify=True)], batch * source.K
             weight = source.weights.to(job.model.attention_unit)
-        return _Draw(term, shots, sources, stream, batch, weight)
+        return _Draw(term, shots, sources, stream, batch, weight, rows, [t for t in terms if t is not None])
+
+    def _place(self, phase: Phase) -> int:
+        """Where in the regime a phase is; others may be equal to it."""
+        return next(i for i, other in enumerate(self.job.regime.phases) if other is phase)
 
     def _one_step(self, phase: Phase, draws: list[_Draw], share: float) -> None:
         optimiser, protocol = self.optimiser, self.job.protocol
@@ -197,6 +230,9 @@ class Loop:
             value = total.item()
             if not math.isfinite(value):
                 self._bury(~torch.isfinite(self._loss).cpu())
+            for raw, rows, _ in self._still:
+                assert raw.grad is not None
+                raw.grad[rows] = 0.0
             if self._dead is not None:
                 for raw in self._trained():
                     assert raw.grad is not None
@@ -207,6 +243,9 @@ class Loop:
 
         for turn in range(max(len(draw.sources) for draw in draws)):
             optimiser.step(partial(closure, turn))
+            with torch.no_grad():
+                for raw, rows, held in self._still:
+                    raw[rows] = held
             self._total = self._total + self._loss
             self._summed += 1
 
@@ -224,7 +263,15 @@ class Loop:
                 prompts=phase.prompts,
                 weight=draw.weight,
                 backend=job.backend,
+                rows=draw.rows,
             )
+            if draw.variants:
+                weights = [term.weight_at(share) for term in draw.variants]
+                loss = loss * loss.new_tensor(weights).repeat(len(loss) // len(weights))
+                if draw.rows is not None:
+                    loss = loss.new_zeros(job.model.shape.trials).index_copy(0, draw.rows, loss)
+                losses.append(loss)
+                continue
             weight = draw.term.weight_at(share)
             losses.append(loss if weight == 1.0 else weight * loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
@@ -298,6 +345,22 @@ class Loop:
 
     def _sequences(self, draws: list[_Draw]) -> int:
         return sum(draw.batch for draw in draws) * max(len(draw.sources) for draw in draws)
+
+    def begin_after(self, model: Model, step: int, diverged: dict[int, int]) -> None:
+        """Take the parameters of a run that did the phases up to a step; its trials that diverged stay so.
+
+        Where the regime has variants and the run had not, all variants of a seed go on from its trial.
+        """
+        repeat = self.job.model.shape.trials // model.shape.trials
+        self.step = step
+        self.diverged = {trial * repeat + i: at for trial, at in diverged.items() for i in range(repeat)}
+        with torch.no_grad():
+            for raw, held in zip(self.job.model.parameters(), model.parameters(), strict=True):
+                raw.copy_(held.repeat_interleave(repeat, 0))
+                raw[list(self.diverged)] = 0.0
+        if self.diverged:
+            self._dead = torch.zeros(self.job.model.shape.trials, dtype=torch.bool)
+            self._dead[list(self.diverged)] = True
 
     def _save(self, folder: Folder) -> None:
         tensors: dict[str, Tensor] = {}

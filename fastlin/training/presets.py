@@ -7,6 +7,9 @@ of the data, a schedule, and an average over the last steps.
 The authors' noisy runs (sigma = 0.3) and non-isotropic covariance (diag 2^-i) differ from the paper too; these belong
 to the task mixture, which a run is given. Their code trains Wq and Wk apart: that is the model `separate`; in merged
 models their product starts at its size.
+
+Fine-tuning without forgetting has its own values under the same names: `authors` is what that paper's published code
+does, and `paper` the same, since the text does not say more. Its steps are those of each phase.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fastlin.training.protocol import Protocol
-from fastlin.training.regimes import choice
+from fastlin.training.regimes import Regime, choice
 
 _AUTHORS = Protocol(
     steps=100_000,
@@ -58,6 +61,33 @@ PRESETS = {
         start_readout=1.0,
     ),
 }
+_FORGETTING: dict[str, Any] = {
+    "own_data": True,
+    "see_query": True,
+    "shot_scale": True,
+    "heads_averaged": True,
+    "fixed_head": True,
+}
+_FORGETTING_AUTHORS = Protocol(
+    steps=5000,
+    batch=5000,
+    lr=0.01,
+    optimiser="SGD",
+    optimiser_options={"momentum": 0.9},
+    clip=1.0,
+    points=100_000,
+    start="normal",
+    start_attention=0.05,
+    start_values=0.05,
+    start_heads=0.05,
+    **_FORGETTING,
+)
+FORGETTING = {
+    "paper": _FORGETTING_AUTHORS,
+    "authors": _FORGETTING_AUTHORS,
+    "tuned": replace(PRESETS["tuned"], steps=3000, batch=5000, **_FORGETTING),
+}
+"""The presets of the regimes of fine-tuning without forgetting; steps of a phase."""
 OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
     ("paper", "reduced"): _REDUCED_START,
     ("authors", "reduced"): {**_REDUCED_START, "trainable_entry": True},
@@ -75,15 +105,22 @@ OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
 """What a preset has otherwise for one model."""
 
 
-def resolve(preset: str, model: str, given: Mapping[str, Any]) -> Protocol:
+def resolve(preset: str, model: str, given: Mapping[str, Any], regime: Regime | None = None) -> Protocol:
     """The values of a preset for a model, with those that were given in their place; None is the preset's.
+
+    The regime decides whose presets they are; without one they are those of the paper on prompts.
 
     Raises
     ------
     ValueError, TypeError
         Naming the value, what it got and what it wants.
     """
-    base = replace(PRESETS[choice("preset", preset, PRESETS)], **OF_MODEL.get((preset, model), {}))
+    choice("preset", preset, PRESETS)
+    if regime is not None and regime.study == "forgetting":
+        base = FORGETTING[preset]
+        base = replace(base, steps=base.steps * len(regime.phases))
+    else:
+        base = replace(PRESETS[preset], **OF_MODEL.get((preset, model), {}))
     values: dict[str, Any] = {}
     names = [known.name for known in fields(Protocol)]
     for name, value in given.items():
@@ -91,7 +128,7 @@ def resolve(preset: str, model: str, given: Mapping[str, Any]) -> Protocol:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise TypeError(f"train: got an unknown argument {name!r}{hint}, wants one of {', '.join(names)}")
-        if value is not None or name == "clip":
+        if value is not None or name in ("clip", "points"):
             values[name] = value
     protocol = replace(base, **values)
     kind = protocol.optimiser_class

@@ -46,6 +46,16 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
 """The classes of torch.optim by their names in lower case."""
 # Those in which a step of one parameter depends on all of them, so that trials would meet.
 COUPLED = {torch.optim.LBFGS, torch.optim.Adafactor}
+_SWITCHES = (
+    "batch_per_task",
+    "prompts_in_turn",
+    "own_data",
+    "see_query",
+    "shot_scale",
+    "heads_averaged",
+    "trainable_entry",
+    "fixed_head",
+)
 # Those that update all parameters in one pass when asked to.
 _FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
 
@@ -88,6 +98,12 @@ class Protocol:
         Factor of the attention scores in literal units.
     see_query : bool
         Whether the query is among keys and values.
+    shot_scale : bool
+        Whether scores are divided by the number of columns n + 1, in each term of an objective by its own.
+    heads_averaged : bool
+        Whether attention heads are averaged, or added.
+    points : int or None
+        Train on the target by drawing with replacement from this many points of it; None draws fresh ones.
     residual : float
         Factor of the identity in the layers of a stack.
     trainable_entry : bool
@@ -117,6 +133,9 @@ class Protocol:
     units: str = "literal"
     scale: Number = 1.0
     see_query: bool = False
+    shot_scale: bool = False
+    heads_averaged: bool = False
+    points: int | None = None
     residual: float = 1.0
     trainable_entry: bool = False
     start: str = "uniform"
@@ -129,8 +148,10 @@ class Protocol:
     start_readout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
+        for name in ("steps", "batch", "points"):
             value = getattr(self, name)
+            if name == "points" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: got {value!r}, wants an integer >= 1")
         _real("lr", self.lr, 0.0)
@@ -140,7 +161,7 @@ class Protocol:
         _real("start_readout", self.start_readout)
         if self.clip is not None:
             _real("clip", self.clip, 0.0)
-        for name in ("batch_per_task", "prompts_in_turn", "own_data", "see_query", "trainable_entry", "fixed_head"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wants True or False")
         for name in ("scale", "start_attention", "start_values", "start_heads", "start_prompts"):

@@ -34,6 +34,20 @@ _KIND = "fastlin run"
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+\.(json|safetensors)")
 
 
+def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configuration and result of a run that has ended; nothing is locked.
+
+    Raises
+    ------
+    FileError
+        When the folder holds no run, or one that has not ended.
+    """
+    if not (path / _RESULT).exists():
+        raise FileError(f"{path}: holds no run that has ended, wants one")
+    run = _json(path / _RUN, ("config",))
+    return run["config"], _json(path / _RESULT, ("diverged",))
+
+
 class Folder:
     """The folder of a run, locked.
 

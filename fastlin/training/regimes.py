@@ -8,6 +8,15 @@
     joint+heads   attention, heads and prompts                       per task    per task
     heads         attention and heads, no prompts                    per task
 
+Fine-tuning without forgetting, on tokens with a constant coordinate, without prompts:
+
+    pretrain      attention and heads on the task source, at n shots
+    zs:X          pretrain; then X alone on the target at zero shots
+    zs+fs:X       pretrain; then X alone on the target at zero shots and, with a weight that falls from 1 to 0, at n
+
+X is all, q, k or v: everything, or what makes queries, keys or values. Merged queries and keys are one matrix, which
+both q and k train.
+
 A user's own regime is a `Regime` in the place of a name.
 """
 
@@ -15,8 +24,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -51,7 +60,8 @@ class Phase:
     Attributes
     ----------
     trains : tuple of str
-        Of "attention", "heads", "prompts"; the rest is frozen.
+        Of "attention", "heads", "prompts", and "q", "k", "v" for what makes queries, keys and values; the rest is
+        frozen.
     prompts : bool
         Whether prompts are prepended.
     objective : tuple of Term
@@ -73,12 +83,22 @@ class Regime:
         The steps of a run are shared equally among them.
     task_heads, task_prompts : bool
         Whether each task has its own head, and its own prompt; one prompt for all hides the task from the model.
+    judged : Term
+        What the risk of a run is taken on: shots and source; by default the run's n on its task source.
+    study : str
+        Whose presets are meant: "prompts", or "forgetting", in which the query is in the sum, scores are divided by the
+        number of columns and attention heads are averaged.
+    variants : tuple of Regime
+        Of a row that `together` made: what its trials do, side by side.
     """
 
     name: str
     phases: tuple[Phase, ...]
     task_heads: bool = False
     task_prompts: bool = True
+    judged: Term = Term()
+    study: str = "prompts"
+    variants: tuple[Regime, ...] = ()
 
     @property
     def prompts(self) -> bool:
@@ -94,6 +114,11 @@ _PLAIN = Phase(("attention", "heads"), prompts=False)
 _PROMPTS = Phase(("prompts",), prompts=True)
 _ALL = Phase(("attention", "heads", "prompts"), prompts=True)
 
+STUDIES = ("prompts", "forgetting")
+_ZERO_SHOT, _FEW_SHOT = Term(0, source="target"), Term(None, (1.0, 0.0), "target")
+_OBJECTIVES = {"zs": (_ZERO_SHOT,), "zs+fs": (_ZERO_SHOT, _FEW_SHOT)}
+_TUNED = {"all": ("attention", "heads"), "q": ("q",), "k": ("k",), "v": ("v",)}
+
 REGIMES = {
     row.name: row
     for row in (
@@ -103,12 +128,63 @@ REGIMES = {
         Regime("joint", (_ALL,)),
         Regime("joint+heads", (_ALL,), task_heads=True),
         Regime("heads", (_PLAIN,), task_heads=True),
+        Regime("pretrain", (_PLAIN,), study="forgetting"),
+        *(
+            Regime(
+                f"{name}:{part}",
+                (_PLAIN, Phase(trains, prompts=False, objective=objective)),
+                judged=_ZERO_SHOT,
+                study="forgetting",
+            )
+            for name, objective in _OBJECTIVES.items()
+            for part, trains in _TUNED.items()
+        ),
     )
 }
 
 
-def named(regime: str | Regime) -> Regime:
-    """The row of a name; a row of the caller's own is checked."""
+def together(rows: Sequence[Regime]) -> Regime:
+    """Rows that are trained side by side: trial r is seed r // V in variant r % V, and variants share a seed's data.
+
+    A phase trains what any variant trains, on the terms that any has; the loop holds still what a variant does not
+    train, and gives its terms the variant's weights.
+    """
+    first = rows[0]
+    for row in rows:
+        for name in ("task_heads", "task_prompts", "judged", "study"):
+            if getattr(row, name) != getattr(first, name):
+                wants = f"wants {getattr(first, name)!r} as in {first.name!r}"
+                raise ValueError(f"regime: {row.name!r} has {name} = {getattr(row, name)!r} beside others, {wants}")
+        if [phase.prompts for phase in row.phases] != [phase.prompts for phase in first.phases]:
+            raise ValueError(f"regime: {row.name!r} has other phases than {first.name!r}, wants as many and like ones")
+        if row.variants:
+            raise ValueError(f"regime: {row.name!r} is made of several, wants single ones")
+    if len({row.name for row in rows}) < len(rows):
+        raise ValueError(f"regime: got {', '.join(row.name for row in rows)}, wants different ones")
+    phases = []
+    for same in zip(*(row.phases for row in rows), strict=True):
+        trains = tuple(dict.fromkeys(name for phase in same for name in phase.trains))
+        terms = {key: term for phase in reversed(same) for key, term in keyed(phase.objective).items()}
+        longest = max((phase.objective for phase in same), key=len)
+        order = dict.fromkeys([*keyed(longest), *terms])
+        phases.append(Phase(trains, same[0].prompts, tuple(terms[key] for key in order)))
+    return replace(first, name=",".join(row.name for row in rows), phases=tuple(phases), variants=tuple(rows))
+
+
+def keyed(objective: Sequence[Term]) -> dict[tuple[int | None, str, int], Term]:
+    """Terms by shots, source, and how many of the same were before."""
+    found: dict[tuple[int | None, str, int], Term] = {}
+    for term in objective:
+        count = sum(key[:2] == (term.shots, term.source) for key in found)
+        found[term.shots, term.source, count] = term
+    return found
+
+
+def named(regime: str | Regime | Sequence[str | Regime]) -> Regime:
+    """The row of a name; a row of the caller's own is checked; several are put `together`."""
+    if isinstance(regime, (list, tuple)) and regime:
+        rows = [named(one) for one in regime]
+        return rows[0] if len(rows) == 1 else together(rows)
     if isinstance(regime, str):
         return REGIMES[choice("regime", regime, REGIMES)]
     if not isinstance(regime, Regime):
@@ -117,6 +193,8 @@ def named(regime: str | Regime) -> Regime:
         raise ValueError("regime: has no phases, wants at least one")
     for i, phase in enumerate(regime.phases):
         _check_phase(f"regime.phases[{i}]", phase)
+    _check_term("regime.judged", regime.judged)
+    choice("regime.study", regime.study, STUDIES)
     return regime
 
 
@@ -124,7 +202,7 @@ def _check_phase(where: str, phase: Any) -> None:
     if not isinstance(phase, Phase):
         raise TypeError(f"{where}: got a {type(phase).__name__}, wants a Phase")
     for name in phase.trains:
-        choice(f"{where}.trains", name, ("attention", "heads", "prompts"))
+        choice(f"{where}.trains", name, ("attention", "heads", "prompts", "q", "k", "v"))
     if not phase.trains or len(set(phase.trains)) < len(phase.trains):
         raise ValueError(f"{where}.trains: got {phase.trains!r}, wants one or more different names")
     if not phase.objective:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import DOUBLE, LOSSES, PREDICTIONS, assert_close, gradients, make
+from helpers import DOUBLE, FORMS, LOSSES, PREDICTIONS, assert_close, check, gradients, make
 
 import fastlin as fl
 
-FORMS = {"plain": {}, "R": {"R": 3}, "R=1": {"R": 1}, "RH": {"R": 2, "H": 2}, "1H": {"R": 1, "H": 3}}
 SHAPES = [
     {"B": 1, "n": 1, "m": 1, "K": 1, "t": 1},
     {"B": 5, "n": 0, "m": 3},
@@ -25,17 +24,6 @@ SHAPES = [
     {"B": 6, "n": 2, "m": 4, "t": 0},
     {"B": 300, "n": 3, "m": 2, "K": 100},
 ]
-
-
-def check(case):
-    assert_close(case(), case(fl.reference), what=f"{case.op} value")
-    everything = case.differentiable()
-    for per_task in (True, False):
-        expected = dict(zip(everything.leaves(), gradients(everything, fl.reference, per_task=per_task), strict=True))
-        for names in (tuple(case.inputs), tuple(name for name in case.inputs if name not in "zGq")):
-            ready = case.differentiable(*names)
-            for name, found in zip(ready.leaves(), gradients(ready, per_task=per_task), strict=True):
-                assert_close(found, expected[name], what=f"{case.op} d{name}")
 
 
 @pytest.mark.usefixtures("backend")
@@ -91,14 +79,14 @@ def _first(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("B", [100_000, 1_000_000])
 @pytest.mark.parametrize("weight", [None, [0.5, 0.5]])
-def test_huge_batches_in_float32(B, weight):
+def test_huge_batches_in_float32(B, weight, backend):
     """Sums over a million sequences of one task, against float64: blocks of 1024 added one by one, then pairwise.
 
     Each of the 1024 + log2(B / 1024) additions rounds by at most 2^-24 of the sum of absolute values.
     """
+    B = B // 10 if backend == "cuda" else B  # a million sequences take 20 s in emulation
     case = make("prompt_loss", B=B, n=0, m=2, K=2, t=1, dtype=torch.float32, weight=weight).differentiable(
         "p", "W", "v"
     )

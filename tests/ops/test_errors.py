@@ -31,7 +31,7 @@ TABLE = [
     (LAYER, {}, {"z": None}, TypeError, "z is a NoneType; wants a torch.Tensor"),
     (LAYER, {}, {"z": zeros(4, 5)}, ValueError, "z has shape (4, 5); wants (B, n, m)"),
     (LAYER, {}, {"z": zeros(6, 4, 0)}, ValueError, "z has shape (6, 4, 0), so m = 0; wants m >= 1"),
-    (LAYER, {}, {"z": zeros(6, 4, 5, dtype=torch.float16)}, TypeError, "z has dtype torch.float16; wants torch.float32 or torch.float64"),
+    (LAYER, {}, {"z": zeros(6, 4, 5, dtype=torch.float16)}, TypeError, "q has dtype torch.float64; wants torch.float32 beside tokens in half precision"),
     (LAYER, {}, {"z": zeros(6, 4, 5, dtype=torch.int64)}, TypeError, "z has dtype torch.int64; wants torch.float32"),
     (LAYER, {}, {"z": zeros(6, 4, 5, dtype=FLOAT)}, TypeError, "q has dtype torch.float64; wants torch.float32, as z has"),
     (LAYER, {}, {"q": zeros(5, 5)}, ValueError, "q has shape (5, 5); wants (B, m) with B = 6 (from z), m = 5 (from z)"),
@@ -129,7 +129,7 @@ GRAM_TABLE = [
     (
         {"z": zeros(6, 4, 5, dtype=torch.bfloat16)},
         TypeError,
-        "z has dtype torch.bfloat16; wants torch.float32",
+        "p has dtype torch.float64; wants torch.float32 beside tokens in half precision",
     ),
     (
         {"p": zeros(3, 5)},

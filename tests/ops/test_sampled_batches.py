@@ -28,9 +28,9 @@ def test_large_batches_are_summed_in_pieces(name, op, dtype, monkeypatch):
     for weight in (None, [1.0 / source.K] * source.K):
         call = sampled(op, source, 9, 530, weight=weight)
         given = differentiable(parameters(source, op, R=3), dtype)
-        monkeypatch.setattr(cpu, "_PIECE", 1 << 18)
+        monkeypatch.setattr(cpu.kernels, "piece", 1 << 18)
         whole = results(call, given)
-        monkeypatch.setattr(cpu, "_PIECE", 100)
+        monkeypatch.setattr(cpu.kernels, "piece", 100)
         found = results(call, given)
         for key, value in whole.items():
             assert_close(found[key], value, (1 if "d" not in key else 10) * 265 * torch.finfo(dtype).eps, key)
@@ -41,7 +41,7 @@ def test_large_batches_are_summed_in_pieces(name, op, dtype, monkeypatch):
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_of_per_task_losses_in_pieces(op, monkeypatch):
-    monkeypatch.setattr(cpu, "_PIECE", 40)
+    monkeypatch.setattr(cpu.kernels, "piece", 40)
     assert_equal_to_kept(op, "mixture", DOUBLE, 9, 150, {"R": 2}, {}, per_task=True)
 
 
@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_the_batch():
 @pytest.mark.parametrize("op", OPS)
 def test_any_number_of_threads_has_the_same_bits(op, dtype, monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(cpu, "_PIECE", 1500)
+    monkeypatch.setattr(cpu.kernels, "piece", 1500)
     for name in ("everything", "300 tasks"):
         given = differentiable(parameters(SOURCES[name], op, R=2), dtype)
         try:
@@ -104,7 +104,7 @@ W, v, at = torch.eye(2), torch.ones(2, 2), {{"seed": 0, "step": 0}}
 data = mix.sample_gram(100, 3)
 def whole(): return fl.sampled_loss(mix, 3, 100, None, W, v, **at)
 def pieces():
-    cpu._PIECE = 30
+    cpu.kernels.piece = 30
     return fl.sampled_loss(mix, 3, 100, None, W, v, **at)
 def kept(): return fl.gram_loss(*data, None, W, v)
 expected = {call}()

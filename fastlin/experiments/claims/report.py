@@ -10,6 +10,11 @@ from typing import Any
 
 from fastlin._files import replacing
 
+_ABOUT = (
+    "PT, FT and JT are plain, fine-tuned and joint training, PGD is debiased preconditioned gradient descent; losses "
+    "are population risks, exact unless said to be sampled. Trained cells are full models with the preset tuned; the "
+    "best trial counts."
+)
 _HOLDS = {True: "holds", False: "does not hold", None: "not decided"}
 
 
@@ -35,9 +40,7 @@ def as_markdown(record: dict[str, Any]) -> str:
     lines = [
         "# Claims of the paper, checked",
         "",
-        f"{record['paper']}. PT, FT and JT are plain, fine-tuned and joint training, PGD is debiased preconditioned "
-        "gradient descent; losses are population risks, exact unless said to be sampled. "
-        f"Trained cells are full models with the preset tuned and {settings}; the best trial counts.",
+        f"{record['paper']}. {record.get('about', _ABOUT)} Training: {settings}.",
         "",
         "| | claim | verdict | |",
         "|---|---|---|---|",
@@ -81,10 +84,10 @@ def line(entry: dict[str, Any]) -> str:
     return f"{entry['name']}: {_HOLDS[entry['holds']]}. {entry['verdict']}"
 
 
-def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write `claims.json`, `claims.md` and `claims.csv` into the folder `out`; returns their paths."""
+def write(record: dict[str, Any], out: Path, name: str = "claims") -> list[Path]:
+    """Write NAME.json, NAME.md and NAME.csv into the folder `out`; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
-    texts = {"claims.json": as_json(record), "claims.md": as_markdown(record), "claims.csv": as_csv(record)}
+    texts = {f"{name}.json": as_json(record), f"{name}.md": as_markdown(record), f"{name}.csv": as_csv(record)}
     for name, text in texts.items():
         with replacing(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -9,7 +9,15 @@ T = E[theta theta'] (unit sphere: I/d); None is the identity for both. A shot co
 many. Results are float64 tensors and keep the autograd graph of their arguments.
 """
 
-from fastlin.theory.forgetting.family import Family, fully_tuned, minimal_update_scalar, pretrained, value_tuned
+from fastlin.theory.forgetting.attention import TaskPoints, attention_error, task_points
+from fastlin.theory.forgetting.family import (
+    Family,
+    FamilyOptimum,
+    fully_tuned,
+    minimal_update_scalar,
+    pretrained,
+    value_tuned,
+)
 from fastlin.theory.forgetting.risk import QuadraticForm, error, pretraining_loss, quadratic_form, threshold_shots
 from fastlin.theory.forgetting.scalars import (
     AuxiliaryOptimum,
@@ -24,7 +32,10 @@ from fastlin.theory.forgetting.scalars import (
 __all__ = [
     "AuxiliaryOptimum",
     "Family",
+    "FamilyOptimum",
     "QuadraticForm",
+    "TaskPoints",
+    "attention_error",
     "auxiliary_optimum",
     "auxiliary_step_effect",
     "average_scalar",
@@ -37,6 +48,7 @@ __all__ = [
     "pretrained",
     "pretraining_loss",
     "quadratic_form",
+    "task_points",
     "threshold_shots",
     "value_tuned",
 ]

@@ -59,6 +59,17 @@ class Family:
         return W, torch.cat([zero, self.v_x, self.v.reshape(1)])
 
 
+@dataclass(frozen=True, eq=False)
+class FamilyOptimum:
+    """A member of the family that training should end in, up to (sV, Q/s), and its loss, which `float` gives."""
+
+    family: Family
+    loss: float
+
+    def __float__(self) -> float:
+        return self.loss
+
+
 def covariance(name: str, value: Any, d: int) -> Tensor:
     """A symmetric (d, d) matrix, the identity for None."""
     if value is None:

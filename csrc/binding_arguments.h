@@ -1,0 +1,87 @@
+// How the modules that Python imports take their arguments: sizes, strides and addresses, in the order in
+// which fastlin/backends/packing.py and draw.py pack them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+
+namespace fastlin {
+
+using Addresses = std::vector<std::uintptr_t>;
+
+template <class T>
+T* at(const Addresses& addresses, std::size_t i) {
+  return reinterpret_cast<T*>(addresses.at(i));
+}
+
+// (d, n, K, bias, period), (radius, noise_std), addresses of (means, factors, cumulative, strata,
+// feature_factor), (seed, offset, step, stream).
+using SourceTuple =
+    std::tuple<std::array<std::int64_t, 5>, std::array<double, 2>, Addresses, std::array<std::uint64_t, 4>>;
+
+inline Source source_of(const SourceTuple& given) {
+  const auto& [sizes, numbers, addresses, place] = given;
+  Source S{};
+  S.d = sizes[0], S.n = sizes[1], S.K = sizes[2], S.bias = sizes[3] != 0, S.period = sizes[4];
+  S.radius = numbers[0], S.noise_std = numbers[1];
+  S.means = at<const double>(addresses, 0), S.factors = at<const double>(addresses, 1);
+  S.cumulative = at<const double>(addresses, 2), S.strata = at<const std::int64_t>(addresses, 3);
+  S.feature_factor = at<const double>(addresses, 4);
+  S.seed = place[0], S.offset = place[1];
+  S.step = static_cast<std::uint32_t>(place[2]), S.stream = static_cast<std::uint32_t>(place[3]);
+  return S;
+}
+
+using Sizes = std::array<std::int64_t, 9>;    // B, n, m, K, t, R, H, L - 1, total
+using Strides = std::array<std::int64_t, 3>;  // of x: batch, row; of q: batch
+using Factors = std::array<double, 4>;        // scale, first_skip, skip, last_skip
+using Flags = std::array<bool, 2>;            // is_gram, see_query
+
+// A problem and what is asked of it. It stays where it is made: its problem points into it.
+template <class T>
+struct Call {
+  Call(const Sizes& sizes, const Strides& strides, const Factors& factors, const Flags& flags,
+       const Addresses& inputs,   // x, q, task, p, A, C, W, v, h, y, weight, gy, counts
+       const Addresses& outputs,  // in the order of Results
+       const std::optional<SourceTuple>& given) {
+    Problem<T>& P = problem;
+    P.B = sizes[0], P.n = sizes[1], P.m = sizes[2], P.K = sizes[3], P.t = sizes[4];
+    P.R = sizes[5], P.H = sizes[6], P.layers = sizes[7], P.total = sizes[8];
+    P.x = at<const T>(inputs, 0), P.x_batch = strides[0], P.x_row = strides[1];
+    P.q = at<const T>(inputs, 1), P.q_batch = strides[2];
+    P.task = at<const std::int64_t>(inputs, 2);
+    P.p = at<const T>(inputs, 3), P.A = at<const T>(inputs, 4), P.C = at<const T>(inputs, 5);
+    P.W = at<const T>(inputs, 6), P.v = at<const T>(inputs, 7), P.h = at<const T>(inputs, 8);
+    P.y = at<const T>(inputs, 9), P.weight = at<const T>(inputs, 10), P.gy = at<const T>(inputs, 11);
+    P.counts = at<const std::int64_t>(inputs, 12);
+    P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
+    P.is_gram = flags[0], P.see_query = flags[1];
+    if (given) {
+      source = source_of(*given);
+      P.source = &source;
+    }
+    Results<T>& out = results;
+    out.yhat = at<T>(outputs, 0), out.loss = at<T>(outputs, 1), out.per_task = at<T>(outputs, 2);
+    out.dx = at<T>(outputs, 3), out.dq = at<T>(outputs, 4), out.dp = at<T>(outputs, 5);
+    out.dA = at<T>(outputs, 6), out.dC = at<T>(outputs, 7), out.dW = at<T>(outputs, 8);
+    out.dv = at<T>(outputs, 9), out.dh = at<T>(outputs, 10);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Source source{};
+  Problem<T> problem{};
+  Results<T> results{};
+};
+
+template <class T>
+Sample<T> sample_of(const Addresses& results) {
+  return {at<T>(results, 0), at<T>(results, 1), at<T>(results, 2), at<std::int64_t>(results, 3)};
+}
+
+}  // namespace fastlin

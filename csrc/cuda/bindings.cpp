@@ -1,0 +1,185 @@
+// The CUDA kernels as a Python module, on addresses in device memory: without torch, as bindings.cpp of the
+// CPU. Compiled by the host's compiler; only launch.cu needs nvcc. With FASTLIN_EMULATED the addresses are
+// the host's.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "binding_arguments.h"
+#include "cuda/launch.h"
+
+#ifndef FASTLIN_MODULE
+#define FASTLIN_MODULE _cuda
+#endif
+
+namespace py = pybind11;
+
+namespace fastlin {
+namespace cuda {
+namespace {
+
+void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+// Enqueues without the GIL: what waits for room in the driver's queue does not hold up other threads.
+template <class Launch>
+void launched(const char* name, Launch launch) {
+  int error;
+  {
+    py::gil_scoped_release release;
+    error = launch();
+  }
+  if (error != 0) throw std::runtime_error(std::string("CUDA: ") + name + ": " + describe(error));
+}
+
+template <class T>
+void attend(const Call<T>& call, const std::array<std::uintptr_t, 3>& order, std::uintptr_t workspace,
+            int device, std::uintptr_t stream) {
+  const Order sorted{reinterpret_cast<const std::int64_t*>(order[0]),
+                     reinterpret_cast<const std::int64_t*>(order[1]),
+                     reinterpret_cast<const std::int64_t*>(order[2])};
+  launched("attention", [&] {
+    return attention(call.problem, call.results, sorted, pointer(workspace), device, pointer(stream));
+  });
+}
+
+template <class T>
+void form_gram(const std::array<std::int64_t, 5>& sizes, const Addresses& addresses, std::uintptr_t workspace,
+               int device, std::uintptr_t stream) {
+  const std::int64_t B = sizes[0], n = sizes[1], m = sizes[2], batch = sizes[3], row = sizes[4];
+  launched("gram", [&] {
+    return gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), pointer(workspace),
+                device, pointer(stream));
+  });
+}
+
+template <class T>
+void draw(const SourceTuple& source, std::int64_t B, bool is_gram, const Addresses& results,
+          std::uintptr_t workspace, int device, std::uintptr_t stream) {
+  const Source S = source_of(source);
+  launched("sample", [&] {
+    return sample(S, B, is_gram, sample_of<T>(results), pointer(workspace), device, pointer(stream));
+  });
+}
+
+void define_attention(py::module_& m) {
+  m.def(
+      "workspace",
+      [](bool dbl, int device, const Sizes& sizes, const Strides& strides, const Factors& factors,
+         const Flags& flags, const Addresses& inputs, const Addresses& results,
+         const std::optional<SourceTuple>& source) {
+        const auto bytes = [device](const auto& call) {
+          return workspace_bytes(call.problem, call.results, device);
+        };
+        return dbl ? bytes(Call<double>(sizes, strides, factors, flags, inputs, results, source))
+                   : bytes(Call<float>(sizes, strides, factors, flags, inputs, results, source));
+      },
+      "Bytes of device memory that `attention` works in.", py::arg("float64"), py::arg("device"),
+      py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
+      py::arg("results"), py::arg("source"));
+  m.def(
+      "attention",
+      [](bool dbl, int device, std::uintptr_t stream, const std::array<std::uintptr_t, 3>& order,
+         std::uintptr_t workspace, const Sizes& sizes, const Strides& strides, const Factors& factors,
+         const Flags& flags, const Addresses& inputs, const Addresses& results,
+         const std::optional<SourceTuple>& source) {
+        if (dbl) {
+          attend<double>({sizes, strides, factors, flags, inputs, results, source}, order, workspace, device,
+                         stream);
+        } else {
+          attend<float>({sizes, strides, factors, flags, inputs, results, source}, order, workspace, device,
+                        stream);
+        }
+      },
+      "Losses, predictions and gradients of one call, enqueued. `order` has sequences by task, their tasks "
+      "and "
+      "where each task starts, or zeros for one task.",
+      py::arg("float64"), py::arg("device"), py::arg("stream"), py::arg("order"), py::arg("workspace"),
+      py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
+      py::arg("results"), py::arg("source"));
+  m.def(
+      "gram_workspace",
+      [](bool dbl, int device, const std::array<std::int64_t, 5>& sizes) {
+        return (dbl ? &gram_bytes<double> : &gram_bytes<float>)(sizes[0], sizes[1], sizes[2], device);
+      },
+      "Bytes of device memory that `gram` works in.", py::arg("float64"), py::arg("device"),
+      py::arg("sizes"));
+  m.def(
+      "gram",
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace,
+         const std::array<std::int64_t, 5>& sizes, const Addresses& addresses) {
+        (dbl ? &form_gram<double> : &form_gram<float>)(sizes, addresses, workspace, device, stream);
+      },
+      "Gram matrices of tokens, enqueued.", py::arg("float64"), py::arg("device"), py::arg("stream"),
+      py::arg("workspace"), py::arg("sizes"), py::arg("addresses"));
+}
+
+void define_sample(py::module_& m) {
+  m.def(
+      "sample_workspace",
+      [](bool dbl, int device, const SourceTuple& source, std::int64_t B, bool is_gram) {
+        const Source S = source_of(source);
+        return (dbl ? &sample_bytes<double> : &sample_bytes<float>)(S, B, is_gram, device);
+      },
+      "Bytes of device memory that `sample` works in.", py::arg("float64"), py::arg("device"),
+      py::arg("source"), py::arg("batch"), py::arg("is_gram"));
+  m.def(
+      "sample",
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace, const SourceTuple& source,
+         std::int64_t B, bool is_gram, const Addresses& results) {
+        (dbl ? &draw<double> : &draw<float>)(source, B, is_gram, results, workspace, device, stream);
+      },
+      "Gram matrices or tokens, queries, targets and tasks of drawn sequences, enqueued.", py::arg("float64"),
+      py::arg("device"), py::arg("stream"), py::arg("workspace"), py::arg("source"), py::arg("batch"),
+      py::arg("is_gram"), py::arg("results"));
+  m.def(
+      "sample_tasks",
+      [](int device, std::uintptr_t stream, const SourceTuple& source, std::int64_t B, std::uintptr_t task) {
+        const Source S = source_of(source);
+        launched("sample_tasks", [&] {
+          return sample_tasks(S, B, reinterpret_cast<std::int64_t*>(task), device, pointer(stream));
+        });
+      },
+      "Tasks [batch] of drawn sequences, enqueued.", py::arg("device"), py::arg("stream"), py::arg("source"),
+      py::arg("batch"), py::arg("task"));
+}
+
+py::dict build_info() {
+  py::dict info;
+#ifdef FASTLIN_EMULATED
+  info["emulated"] = true;
+#else
+  info["emulated"] = false;
+#endif
+#ifdef FASTLIN_CUDA_VERSION
+  info["cuda"] = FASTLIN_CUDA_VERSION;
+#endif
+#ifdef FASTLIN_ARCHITECTURES
+  info["architectures"] = FASTLIN_ARCHITECTURES;
+#endif
+#ifdef FASTLIN_FLAGS
+  info["flags"] = FASTLIN_FLAGS;
+#endif
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(FASTLIN_MODULE, m) {
+  m.doc() = "CUDA kernels of fastlin, on addresses of device memory.";
+#ifdef FASTLIN_VERSION
+  m.attr("__version__") = FASTLIN_VERSION;
+#endif
+  m.def("why_not", &why_not, "Why no kernel can run here; empty when a device is there.");
+  m.def("build_info", &build_info, "CUDA version, architectures and flags of this build.");
+  define_attention(m);
+  define_sample(m);
+}
+
+}  // namespace cuda
+}  // namespace fastlin

@@ -1,0 +1,194 @@
+"""CUDA C++ kernels: an adapter over `fastlin._cuda`, which gets addresses (`compiled`), a device and a stream.
+
+Kernels are enqueued on torch's current stream of the device that the tensors are on, and nothing here waits for them:
+torch sorts the sequences by task on the same stream, and all memory comes from torch's allocator, so that a CUDA graph
+can capture a call. One that draws must have run once before, which brings its source's arrays to the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fastlin import _extension, backends
+from fastlin.backends.compiled import Kernels, packed, rows
+from fastlin.backends.draw import Draw
+from fastlin.backends.problem import Problem
+
+__all__ = ["emulated", "gram", "loss", "predict", "predict_bwd", "sample", "sampled_loss", "supports"]
+
+name = "cuda"
+traceable = False
+any_form = True
+
+last_kernel: str | None = None
+"""Dtype and kernel of the last call, for tests and for the curious: "float32 attention"."""
+last_sampler: str | None = None
+"""The same of the last batch that was drawn to be kept: "float32 sampled tokens"."""
+
+_emulated: ModuleType | None = None
+
+
+def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+    """Why this backend cannot serve a call, or None."""
+    if device.type != ("cuda" if _emulated is None else "cpu"):
+        return f"the data are on {device}; wants a cuda device"
+    if dtype not in (torch.float32, torch.float64):
+        return f"the data have dtype {dtype}; wants torch.float32 or torch.float64"
+    if _emulated is not None:
+        return None
+    return _extension.why_missing(_extension.CUDA) or _module().why_not() or None
+
+
+@contextmanager
+def emulated(module: ModuleType) -> Iterator[None]:
+    """For tests: serve tensors of the CPU by a module that runs the kernels there, in this process."""
+    global _emulated
+    before, _emulated = _emulated, module
+    backends.resolve.cache_clear()
+    try:
+        yield
+    finally:
+        _emulated = before
+        backends.resolve.cache_clear()
+
+
+class _CudaKernels(Kernels):
+    piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
+
+    def attention(
+        self,
+        problem: Problem,
+        results: dict[str, Tensor],
+        y: Tensor | None = None,
+        weight: Tensor | None = None,
+        gy: Tensor | None = None,
+        draw: Draw | None = None,
+        counts: Tensor | None = None,
+        total: int = 0,
+    ) -> None:
+        global last_kernel
+        W, K = problem.W, problem.v.shape[-2]
+        device = W.device
+        source = None if draw is None else _source(draw, device)
+        order: tuple[Tensor, ...] = ()
+        if K > 1:
+            task = problem.task if draw is None else _drawn_tasks(draw, device)
+            assert task is not None
+            order = _by_task(task, K)
+        arguments, _kept = packed(problem, results, y, weight, gy, draw, counts, total, source)
+        float64, module, (index, stream) = W.dtype is torch.float64, _module(), _place(device)
+        size = module.workspace(float64, index, *arguments)
+        workspace = torch.empty(size, dtype=torch.uint8, device=device)
+        addresses = [t.data_ptr() for t in order] or (0, 0, 0)
+        module.attention(float64, index, stream, addresses, workspace.data_ptr(), *arguments)
+        last_kernel = f"{'float64' if float64 else 'float32'} {'attention' if draw is None else 'sampled attention'}"
+
+    def count(self, draw: Draw, like: Tensor) -> Tensor:
+        K = draw.recipe.K
+        if K == 1:
+            return torch.full((1,), draw.batch, dtype=torch.int64, device=like.device)
+        return _by_task(_drawn_tasks(draw, like.device), K)[2].diff()
+
+
+kernels = _CudaKernels()
+predict, predict_bwd, loss = kernels.predict, kernels.predict_bwd, kernels.loss
+sampled_loss = kernels.sampled_loss
+
+
+def sample(
+    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
+    global last_sampler
+    B, m = draw.batch, draw.m
+    x = torch.empty(B, m if is_gram else draw.n, m, dtype=dtype, device=device)
+    q, y = torch.empty(B, m, dtype=dtype, device=device), torch.empty(B, dtype=dtype, device=device)
+    task = torch.empty(B, dtype=torch.int64, device=device)
+    float64, module, (index, stream) = dtype is torch.float64, _module(), _place(x.device)
+    source = _source(draw, x.device)
+    size = module.sample_workspace(float64, index, source, B, is_gram)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
+    addresses = [t.data_ptr() for t in (x, q, y, task)]
+    module.sample(float64, index, stream, workspace.data_ptr(), source, B, is_gram, addresses)
+    last_sampler = f"{'float64' if float64 else 'float32'} sampled {'gram' if is_gram else 'tokens'}"
+    return x, q, y, task
+
+
+def gram(z: Tensor) -> Tensor:
+    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
+    global last_kernel
+    *front, n, m = z.shape
+    B = math.prod(front)
+    tokens = rows(z.reshape(B, n, m))
+    G = z.new_empty(*front, m, m)
+    float64, module, (index, stream) = z.dtype is torch.float64, _module(), _place(z.device)
+    sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
+    workspace = torch.empty(module.gram_workspace(float64, index, sizes), dtype=torch.uint8, device=z.device)
+    module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
+    last_kernel = f"{'float64' if float64 else 'float32'} gram"
+    return G
+
+
+def _module() -> ModuleType:
+    return _extension.loaded(_extension.CUDA) if _emulated is None else _emulated
+
+
+def _place(device: torch.device) -> tuple[int, int]:
+    """Index of a device and the address of torch's current stream there."""
+    if device.type == "cpu":
+        return 0, 0
+    assert device.index is not None
+    return device.index, torch.cuda.current_stream(device).cuda_stream
+
+
+def _by_task(task: Tensor, K: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequences (B,) in the order of their tasks, these tasks (B,), and where each task starts among them (K + 1,)."""
+    # A radix sort takes a pass for each 8 bits.
+    key = torch.uint8 if K <= 1 << 8 else torch.int16 if K <= 1 << 15 else torch.int64
+    tasks, sequence = torch.sort(task.to(key), stable=True)
+    tasks = tasks.to(torch.int64)
+    start = torch.searchsorted(tasks, torch.arange(K + 1, device=task.device))
+    return sequence, tasks, start
+
+
+def _drawn_tasks(draw: Draw, device: torch.device) -> Tensor:
+    task = torch.empty(draw.batch, dtype=torch.int64, device=device)
+    index, stream = _place(device)
+    _module().sample_tasks(index, stream, _source(draw, device), draw.batch, task.data_ptr())
+    return task
+
+
+_copies: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Arrays of sources, with their copies by device: each a tensor, the version that was copied, and its stream."""
+
+
+def _source(draw: Draw, device: torch.device) -> tuple[Any, ...]:
+    """A draw as kernels take it; copies live as long as the source's arrays, so that a CUDA graph can be replayed."""
+    if device.type == "cpu":
+        return draw.packed(draw.arrays)
+    return draw.packed([None if array is None else _copy(array, device) for array in draw.arrays])
+
+
+def _copy(array: Tensor, device: torch.device) -> Tensor:
+    if array not in _copies:
+        _copies[array] = {}
+    by_device: dict[torch.device, tuple[Tensor, int | None, torch.cuda.Stream]] = _copies[array]
+    stream = torch.cuda.current_stream(device)
+    version = None if array.is_inference() else array._version
+    with torch.inference_mode():  # a copy that was made there cannot be written elsewhere
+        if device not in by_device:
+            by_device[device] = (array.to(device, copy=True), version, stream)
+        copy, copied, made_on = by_device[device]
+        if version is None or version != copied:
+            by_device[device] = (copy.copy_(array), version, made_on)
+    if stream != made_on and not torch.cuda.is_current_stream_capturing():
+        copy.record_stream(stream)
+    return copy

@@ -1,0 +1,208 @@
+"""Triton kernels for NVIDIA and AMD GPUs: the same algebra, in Python that a researcher can change.
+
+An adapter: it cuts the batch into tiles (`plan`), launches (`launch`) and turns sums into losses and gradients. It
+has one configuration for a width and a dtype, and no tuning at run time: what is compiled depends on m's padded width,
+dtypes and options, never on B, n, t, K, R, H or L. A cold start is the compiler's time: about 5 s for the first call of
+a kind, 10 s for a stack with gradients and 20 s where the kernel draws, on one core; Triton keeps the result on disk.
+
+In the interpreter, TRITON_INTERPRET=1 set before the first use, the kernels run on the CPU, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastlin.backends.draw import Draw
+from fastlin.backends.problem import Gradients, Problem
+from fastlin.backends.triton import plan
+
+__all__ = ["gram", "loss", "predict", "predict_bwd", "sample", "sampled_loss", "supports", "using"]
+
+name = "triton"
+traceable = False
+reads_half = True
+
+last_kernel: str | None = None
+"""Dtype and path of the last call, for tests and for the curious: "float32 streamed"."""
+PRECISIONS = ("ieee", "tf32")
+_precision = "ieee"
+
+
+@contextmanager
+def using(precision: str) -> Iterator[None]:
+    """Run the kernels' float32 matrix products at a precision by name, in this process.
+
+    Parameters
+    ----------
+    precision : str
+        "ieee", which is what they have otherwise, or "tf32": factors are rounded to 10 bits, for tensor cores.
+    """
+    global _precision
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; wants one of {', '.join(map(repr, PRECISIONS))}")
+    before, _precision = _precision, precision
+    try:
+        yield
+    finally:
+        _precision = before
+
+
+def precision() -> str:
+    """The precision of float32 matrix products."""
+    return _precision
+
+
+@functools.cache
+def _launch() -> Any:
+    return importlib.import_module("fastlin.backends.triton.launch")
+
+
+@functools.cache
+def why_missing() -> str | None:
+    """Why the kernels cannot be loaded, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; pip install 'fastlin[triton]' brings it"
+    try:
+        _launch()
+    except Exception as error:
+        return f"triton does not load: {type(error).__name__}: {error}"
+    return None
+
+
+def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+    """Why this backend cannot serve a call, or None."""
+    missing = why_missing()
+    if missing is not None:
+        return missing
+    if _launch().interprets():
+        if device.type != "cpu":
+            return f"the data are on {device}; wants the cpu, where Triton's interpreter (TRITON_INTERPRET) runs"
+    elif device.type != "cuda":
+        return f"the data are on {device}; wants a GPU, device type cuda"
+    elif not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if dtype not in (torch.float32, torch.float64):
+        return f"the parameters have dtype {dtype}; wants torch.float32 or torch.float64"
+    if m > plan.WIDEST:
+        return f"m = {m} is above {plan.WIDEST}"
+    return None
+
+
+def predict(problem: Problem) -> Tensor:
+    """Predictions yhat (R, B)."""
+    yhat = _attention(problem, _launch().Asked(yhat=True)).yhat
+    assert isinstance(yhat, Tensor)
+    return yhat
+
+
+def predict_bwd(problem: Problem, gy: Tensor, wants: str) -> Gradients:
+    """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
+    grads: Gradients = _attention(problem, _launch().Asked(gy=gy, wants=wants)).grads
+    return grads
+
+
+def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+    """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
+    B, K, config = y.shape[0], problem.tasks, _config(problem, wants)
+    tiles = plan.cut_batch(problem.task, B, K, config.BB, y.device)
+    asked = _launch().Asked(y=y, coefficients=_coefficients(tiles.counts, B, weight, y), wants=wants)
+    sums = _attention(problem, asked, tiles)
+    return *_losses(sums.squares, tiles.counts, B, weight), sums.grads
+
+
+_PIECE = 1 << 22
+"""Sequences whose tasks are drawn and sorted in one go, which takes 130 MB. A larger batch is taken in pieces."""
+
+
+def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+    """`loss` of sequences that the kernel draws and forgets; their tasks alone are kept."""
+    W, K, B = problem.W, problem.tasks, draw.batch
+    if (draw.m, draw.recipe.K) != (W.shape[-1], K):
+        sizes = f"m = {draw.m}, K = {draw.recipe.K}"
+        raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
+    config = plan.config(draw.m, W.dtype)
+    pieces = [draw.piece(first, min(_PIECE, B - first)) for first in range(0, B, _PIECE)] or [draw]
+    counts = torch.zeros(K, dtype=torch.int64, device=W.device)
+    for piece in pieces:
+        counts = counts + _cut(piece, W.device, config)[1].counts
+    coefficients = _coefficients(counts, B, weight, W)
+    total: Any = None
+    for piece in pieces:
+        drawn, tiles = _cut(piece, W.device, config)
+        asked = _launch().Asked(coefficients=coefficients, wants=wants)
+        sums = _attention(problem, asked, tiles, drawn)
+        if total is None:
+            total = sums
+        else:
+            grads = {letter: grad + sums.grads[letter] for letter, grad in total.grads.items()}
+            total = total._replace(squares=total.squares + sums.squares, grads=grads)
+    return *_losses(total.squares, counts, B, weight), total.grads
+
+
+def _cut(draw: Draw, device: torch.device, config: plan.Config) -> tuple[Any, plan.Tiles]:
+    drawn = _launch().prepare(draw, device)
+    return drawn, plan.cut_batch(drawn.task, draw.batch, draw.recipe.K, config.BB, device)
+
+
+def sample(
+    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
+    drawn = _launch().prepare(draw, device)
+    batch: tuple[Tensor, Tensor, Tensor, Tensor] = _launch().sample(
+        drawn, is_gram, dtype, device, plan.config(draw.m, dtype)
+    )
+    return batch
+
+
+def gram(z: Tensor) -> Tensor:
+    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
+    global last_kernel
+    *front, n, m = z.shape
+    dtype = z.dtype if z.dtype is torch.float64 else torch.float32
+    G: Tensor = _launch().gram(z.reshape(math.prod(front), n, m), plan.config(m, dtype), _precision, dtype)
+    last_kernel = f"{str(dtype).removeprefix('torch.')} gram"
+    return G.reshape(*front, m, m)
+
+
+def _config(problem: Problem, wants: str) -> plan.Config:
+    m, dtype, is_streamed = problem.W.shape[-1], problem.W.dtype, _launch().streams(problem, wants)
+    return plan.config(m, dtype, streams=is_streamed, data=bool(set("xq") & set(wants)))
+
+
+def _attention(problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None) -> Any:
+    global last_kernel
+    if drawn is not None:
+        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype)
+    else:
+        is_streamed = _launch().streams(problem, asked.wants)
+        path = "streamed" if is_streamed else "gram" if problem.A is None else "stack"
+        config = _config(problem, asked.wants)
+    if tiles is None:
+        _, q = problem.data
+        tiles = plan.cut_batch(problem.task, q.shape[0], problem.tasks, config.BB, q.device)
+    last_kernel = f"{str(problem.W.dtype).removeprefix('torch.')} {path}"
+    return _launch().attention(problem, asked, tiles, config, _precision, drawn)
+
+
+def _coefficients(counts: Tensor, B: int, weight: Tensor | None, like: Tensor) -> Tensor:
+    """What a squared error of each task is multiplied by in the loss, (K,)."""
+    if weight is None:
+        return like.new_full(counts.shape, 1.0 / max(B, 1))
+    return weight / counts.clamp(min=1).to(weight.dtype)
+
+
+def _losses(squares: Tensor, counts: Tensor, B: int, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Loss (R,) and per-task losses (R, K) from sums of squared errors (K, R)."""
+    per_task = (squares / counts.clamp(min=1).to(squares.dtype)[:, None]).mT
+    value = squares.sum(0) / max(B, 1) if weight is None else (per_task * weight).sum(-1)
+    return value, per_task

@@ -1,0 +1,1 @@
+"""The kernels, in Triton. Importing them imports triton, and reads TRITON_INTERPRET once and for all."""

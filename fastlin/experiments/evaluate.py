@@ -1,0 +1,161 @@
+"""Errors of a model at chosen shots on a chosen task source: exact where a closed form covers it, else sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlin import theory
+from fastlin._threads import one_thread
+from fastlin.data.philox import integer
+from fastlin.data.sources import FixedTask, SphereTasks, TaskMixture
+from fastlin.models import Model
+from fastlin.ops.sampled import Source, sampled_loss
+from fastlin.theory.forgetting import Family, attention_error, task_points
+from fastlin.training import streams
+
+_MAX_SHOTS = 1 << 40
+
+
+class Errors(NamedTuple):
+    """Population errors at shot counts.
+
+    Attributes
+    ----------
+    shots : tuple of int
+        S of them.
+    error : Tensor (S, R), float64
+    standard_error : Tensor (S, R)
+        Of sampling; zero where the error is exact.
+    exact : bool
+    """
+
+    shots: tuple[int, ...]
+    error: Tensor
+    standard_error: Tensor
+    exact: bool
+
+
+class Predictor(NamedTuple):
+    """An op, its parameters with leading R, and its options at n shots."""
+
+    op: Callable[..., tuple[Tensor, Tensor]]
+    params: Mapping[str, Tensor | None]
+    options: Callable[[int], dict[str, Any]]
+
+
+def evaluate(
+    model: Any,
+    source: Source,
+    shots: int | Sequence[int],
+    *,
+    exact: bool | None = None,
+    prompts: bool = True,
+    batch: int = 8192,
+    batches: int = 64,
+    seed: int = 0,
+    backend: str = "auto",
+) -> Errors:
+    """Errors at shot counts on a task source, such as `FixedTask(theta0)`, its `at_cosine`, or the source of all tasks.
+
+    Parameters
+    ----------
+    model : Run, Model or theory.forgetting.Family
+        Trained trials, or a member of the theory's family, which is one trial.
+    source : task source
+    shots : int or sequence of int
+    exact : bool, optional
+        None takes the closed form where one covers the model on the source: one layer of linear attention, on tokens
+        with a constant coordinate of a `FixedTask`, `SphereTasks` or `TaskMixture`. False samples; True insists.
+    prompts : bool
+        Of a Model, whether its prompts are prepended; a Run knows.
+    batch, batches : int
+        Sequences of a batch, and batches, each from its own place in the generator; what a standard error is taken
+        from. All trials and shot counts meet the same.
+    seed : int
+    backend : str
+
+    Returns
+    -------
+    Errors
+    """
+    if isinstance(source, type) or not hasattr(source, "sample"):
+        raise TypeError(f"source: got a {type(source).__name__}, wants a task source such as fastlin.FixedTask")
+    counts = [shots] if isinstance(shots, int) else list(shots)
+    counts = [integer("shots", n, _MAX_SHOTS) for n in counts]
+    for name, value in (("batch", batch), ("batches", batches)):
+        if integer(name, value, 1 << 31) < (2 if name == "batches" else 1):
+            raise ValueError(f"{name}: got {value}, wants {2 if name == 'batches' else 1} or more")
+    predictor = predictor_of(model, prompts)
+    closed = covers(predictor, source)
+    if exact and not closed:
+        raise ValueError("exact: got True where no closed form covers the model on the source, wants None or False")
+    with torch.no_grad():
+        if closed if exact is None else exact:
+            found = torch.stack([exact_error(predictor, source, n) for n in counts])
+            return Errors(tuple(counts), found, torch.zeros_like(found), True)
+        rows = [_sampled(predictor, source, n, batch, batches, seed, backend) for n in counts]
+    means, deviations = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Errors(tuple(counts), means, deviations, False)
+
+
+def predictor_of(model: Any, prompts: bool = True) -> Predictor:
+    """What `evaluate` takes, as an op with its parameters."""
+    if isinstance(model, Family):
+        W, v = model.attention()
+        params: dict[str, Tensor | None] = {"p": None, "W": W[None], "v": v[None, None]}
+        return Predictor(sampled_loss, params, lambda n: {"see_query": True, "scale": 1.0 / (n + 1)})
+    if isinstance(model, Model):
+        with torch.no_grad():
+            return Predictor(model.op, model.forms(prompts), model.op_options)
+    if isinstance(getattr(model, "model", None), Model):
+        return Predictor(model.model.op, model.params, model.model.op_options)
+    raise TypeError(f"model: got a {type(model).__name__}, wants a Run, a model of fastlin.models or a Family")
+
+
+def covers(predictor: Predictor, source: Any) -> bool:
+    """Whether `exact_error` holds: one layer on tokens [1; x; y] of a source whose law is known."""
+    known = type(source) in (FixedTask, SphereTasks, TaskMixture) and source.bias
+    return known and predictor.op is sampled_loss
+
+
+def exact_error(predictor: Predictor, source: Any, n: int) -> Tensor:
+    """Population error (R,) of one layer, float64, where `covers` is true."""
+    p, W, v = (predictor.params[name] for name in ("p", "W", "v"))
+    assert W is not None
+    assert v is not None
+    options = {**predictor.options(n), "cov": source.feature_cov, "noise_var": source.noise_std**2}
+    options.setdefault("scale", 1.0)
+    total = torch.zeros(len(W), dtype=torch.float64)
+    with one_thread():
+        for k, (points, weight) in enumerate(_points(source)):
+            own = None if p is None else p[:, k]
+            total += weight * points.mean(attention_error(W, v[..., k, :], points.theta, n, p=own, **options))
+    return total
+
+
+def _points(source: Any) -> list[tuple[theory.forgetting.TaskPoints, float]]:
+    """For each task of a source, points that average over its weights, and its probability."""
+    if type(source) is FixedTask:
+        return [(theory.forgetting.TaskPoints(source.theta[None], torch.ones(1, dtype=torch.float64)), 1.0)]
+    if type(source) is SphereTasks:
+        return [(task_points(source.d, radius=source.radius), 1.0)]
+    rows = zip(source.means, source.covariances, source.weights.tolist(), strict=True)
+    return [(task_points(source.d, mean=mean, task_cov=cov), weight) for mean, cov, weight in rows]
+
+
+def _sampled(
+    predictor: Predictor, source: Source, n: int, batch: int, batches: int, seed: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard error, both (R,)."""
+    place = {"seed": seed, "stream": streams.EVALUATE, "backend": backend}
+    losses = torch.stack(
+        [
+            predictor.op(source, n, batch, **predictor.params, step=i, **place, **predictor.options(n))[0].double()
+            for i in range(batches)
+        ]
+    )
+    return losses.mean(0), losses.std(0) / batches**0.5

@@ -1,0 +1,84 @@
+"""The kernels compile for GPUs that are not here, within budgets of registers, stack and shared memory."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+PROGRAM = Path(__file__).parent / "launches.py"
+NVIDIA = ("sm_80", "sm_90", "sm_100")
+# Of one block, which Triton does not check: 163 KB on sm_80, 227 KB on sm_90 and sm_100, 64 KB on gfx942.
+SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+TENSOR_CORES = ("HMMA", "UTCHMMA", "HGMMA", "XF32")
+ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
+MAIN = ["layer", "stack", "sampled stack"]
+
+
+def compiled(*arguments, site=None, folder=None):
+    """Rows of the program, and their table on the test's output."""
+    path = os.pathsep.join(filter(None, [folder, site, os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2])]))
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    command = [sys.executable, PROGRAM, *map(str, arguments)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    print(f"{'call':16} {'kernel':17}   m dtype    target  {'regs':>4} {'stack':>5} {'shared':>6} {'s':>5}")
+    for row in rows:
+        print(
+            f"{row['call']:16} {row['kernel']:17} {row['m']:3} {row['dtype']:8} {row['target']:7} "
+            f"{row['registers']:4} {row['stack']:5} {row['shared']:6} {row['seconds']:5} "
+            + " ".join(f"{name}:{count}" for name, count in row["opcodes"].items() if count)
+        )
+    return rows
+
+
+def check(row, stack=16):
+    """No spill beyond what Triton's own assembler flag can cause, no atomic, no tensor core where IEEE was asked."""
+    assert row["stack"] <= stack, row
+    assert row["shared"] <= SHARED[row["target"]], row
+    assert not any(row["opcodes"].get(name) for name in ATOMICS), row
+    assert not any(row["opcodes"].get(name) for name in TENSOR_CORES), row
+    if not row["fused"]:
+        assert row.get("fused64", 0) == 0, row
+
+
+@pytest.mark.parametrize("target", [*NVIDIA, "gfx942"])
+def test_default_configuration(target, request):
+    calls = [] if request.config.getoption("--triton-sweep") or target == "sm_90" else ["--calls", *MAIN]
+    rows = compiled("--targets", target, *calls)
+    assert {"stream_kernel", "attention_kernel", "sum_runs_kernel", "task_kernel"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        check(row)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m", [11, 21])
+def test_other_widths_and_float64(m, dtype):
+    for row in compiled("--targets", "sm_90", "--width", m, "--dtype", dtype, "--calls", "layer", "stack"):
+        check(row)
+
+
+def test_the_widest_tokens():
+    """At M = 64 a matrix takes 16 registers of each thread: the stack spills, the layer does not."""
+    for row in compiled("--targets", "sm_90", "--width", 33, "--calls", "layer", "stack"):
+        check(row, 16 if row["kernel"] != "attention_kernel" else 1024)
+
+
+def test_tensor_cores_are_there_when_they_are_asked_for():
+    rows = compiled("--targets", "sm_80", "--calls", "stack", "--precision", "tf32")
+    (row,) = [row for row in rows if row["kernel"] == "attention_kernel"]
+    assert row["opcodes"]["HMMA"] > 0
+    assert row["stack"] <= 16
+
+
+@pytest.mark.skipif("FASTLIN_NEXT_TRITON" not in os.environ, reason="FASTLIN_NEXT_TRITON names no folder with triton")
+def test_the_next_triton():
+    """The newest version, installed in a folder of its own: pip install --no-deps --target FOLDER triton."""
+    for row in compiled("--targets", "sm_90", "--calls", "layer", "stack", site=os.environ["FASTLIN_NEXT_TRITON"]):
+        check(row)

@@ -1,0 +1,74 @@
+"""Without triton, and without a GPU: everything else works, and the backend says why it does not serve."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import make
+
+import fastlin as fl
+from fastlin.backends import triton
+
+
+def test_not_installed():
+    """Import, another backend and `fastlin info`, in a process that cannot import triton."""
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, fastlin as fl\n"
+        "from fastlin.cli import main\n"
+        "z = torch.ones(2, 3, 4)\n"
+        "print(float(fl.prompt_loss(z, z[:, 0], z[:, 0, 0], None, None, torch.eye(4), torch.ones(4))[0]))\n"
+        "try: fl.gram(z, backend='triton')\n"
+        "except fl.BackendError as error: print(error)\n"
+        "main(['info'])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "gram: backend 'triton' cannot serve this call: triton is not installed; pip install 'fast" in run.stdout
+    (line,) = [line for line in run.stdout.splitlines() if line.split()[:1] == ["triton"]]
+    assert "triton is not installed" in line
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu():
+    assert triton.supports("predict", torch.device("cuda"), torch.float32, 3) == "torch sees no GPU"
+    assert fl.info()["backends"]["triton"] == {"available": False, "reason": "torch sees no GPU", "auto": True}
+    with pytest.raises(fl.BackendError, match="predict: backend 'triton' cannot serve this call: the data are on cpu;"):
+        make("predict", backend="triton")()
+
+
+def test_a_triton_that_does_not_load(monkeypatch):
+    def broken():
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton, "_launch", broken)
+    triton.why_missing.cache_clear()
+    try:
+        reason = triton.supports("predict", torch.device("cuda"), torch.float32, 3)
+    finally:
+        triton.why_missing.cache_clear()
+    assert reason == "triton does not load: ImportError: no such library"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.parametrize(
+    "op", ["prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss", "predict", "stack_predict"]
+)
+def test_on_a_gpu(op):
+    """What the interpreter shows, where a GPU is: float32 against the reference in float64, within eager's budget."""
+    from dataclasses import replace
+
+    from helpers import DOUBLE, assert_within_budget, results
+
+    single = make(op, B=200, n=17, m=11, R=2, L=2, scale=0.3, dtype=torch.float32)
+    exact = results(single.to(DOUBLE), fl.reference)
+    inputs = {name: None if t is None else t.cuda() for name, t in single.inputs.items()}
+    there = replace(single, inputs=inputs, y=single.y.cuda(), task=single.task.cuda())
+    found, eager = (
+        {name: t.cpu() for name, t in results(there, backend=backend).items()} for backend in ("triton", "eager")
+    )
+    assert_within_budget(found, eager, exact)
