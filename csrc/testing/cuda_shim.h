@@ -55,7 +55,7 @@ using cudaStream_t = struct CUstream_st*;
 namespace fastlin {
 namespace emulated {
 
-constexpr std::size_t kMaxFibers = 512;   // ThreadSanitizer has 8128 threads, and is slow with many
+constexpr std::size_t kMaxFibers = 512;  // ThreadSanitizer has 8128 threads, and is slow with many
 
 // What tests may choose. `order` is that of threads and of blocks.
 struct Device {
