@@ -3,7 +3,7 @@
 An adapter: it cuts the batch into tiles (`plan`), launches (`launch`) and turns sums into losses and gradients. It
 has one configuration for a width and a dtype, and no tuning at run time: what is compiled depends on m's padded width,
 dtypes and options, never on B, n, t, K, R, H or L. A cold start is the compiler's time: about 5 s for the first call of
-a kind, 10 s for a stack with gradients and 20 s where the kernel draws, on one core; Triton keeps the result on disk.
+a kind, 13 s for a stack with gradients and 40 s where its kernel draws, on a shared core; Triton keeps it on disk.
 
 In the interpreter, TRITON_INTERPRET=1 set before the first use, the kernels run on the CPU, slowly, for tests.
 """
