@@ -136,27 +136,14 @@ def nest(instructions: list[Instruction], labels: dict[str, int]) -> list[Loop]:
         start = labels.get(instruction.target or "")
         if start is not None and start < instruction.address:
             ends[start] = max(ends.get(start, 0), instruction.address)
-    loops = [Loop(start, end) for start, end in sorted(ends.items(), key=lambda item: (item[0], -item[1]))]
-    outermost: list[Loop] = [Loop(-1, -1)]
-    open_loops: list[Loop] = []
-    for loop in loops:
-        while open_loops and open_loops[-1].last < loop.first:
-            open_loops.pop()
-        (open_loops[-1].inside if open_loops else outermost).append(loop)
-        open_loops.append(loop)
+    # The code of a loop may be cut up, and its last piece lie far behind: what is around is the smallest that contains.
+    loops = sorted((Loop(start, end) for start, end in ends.items()), key=lambda loop: loop.last - loop.first)
+    outermost = [Loop(-1, -1)]
+    for i, loop in enumerate(loops):
+        around = next((x for x in loops[i + 1 :] if x.first <= loop.first and loop.last <= x.last), None)
+        (outermost if around is None else around.inside).append(loop)
     for instruction in instructions:
         if instruction.opcode != "NOP":
-            _innermost(outermost, instruction.address).own.append(instruction)
+            at = (x for x in loops if x.first <= instruction.address <= x.last)
+            next(at, outermost[0]).own.append(instruction)
     return outermost
-
-
-def _innermost(loops: list[Loop], address: int) -> Loop:
-    """The innermost loop around an address; the first of the outermost is what is in none."""
-    around, inside = loops[0], loops[1:]
-    while True:
-        for loop in inside:
-            if loop.first <= address <= loop.last:
-                around, inside = loop, loop.inside
-                break
-        else:
-            return around
