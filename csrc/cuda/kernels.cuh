@@ -15,12 +15,12 @@
 #define FASTLIN_INLINE __forceinline__
 // FASTLIN_ROLL before a loop that the compiler would unroll, for 32 lanes or for a count that it does not
 // know: with its addresses that takes more registers than there are.
-#ifdef FASTLIN_EMULATED
-#define FASTLIN_UNROLL
-#define FASTLIN_ROLL
-#else
+#ifdef __CUDA_ARCH__
 #define FASTLIN_UNROLL _Pragma("unroll")
 #define FASTLIN_ROLL _Pragma("unroll 2")
+#else
+#define FASTLIN_UNROLL
+#define FASTLIN_ROLL
 #endif
 
 #include "core/arena.h"
@@ -145,24 +145,27 @@ template <class T>
 __global__ void tasks_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);
   const Problem<T>& P = call.P;
-  const std::int64_t k = blockIdx.x / P.R, r = blockIdx.x % P.R;
-  const std::int64_t begin = call.order.start == nullptr ? 0 : call.order.start[k];
-  const std::int64_t end = call.order.start == nullptr ? P.B : call.order.start[k + 1];
-  double* record = call.record(k, r);
-  for (std::int64_t i = lane(); i < call.at.width; i += kLanes) {
-    double sum = 0;
-    for (std::int64_t position = begin; position < end;) {
-      const std::int64_t block = position / call.block_size, first = block * call.block_size;
-      const std::int64_t last = (first + call.block_size < P.B ? first + call.block_size : P.B) - 1;
-      sum += call.task(first) == k  ? call.end(block, false, r)[i]
-             : call.task(last) == k ? call.end(block, true, r)[i]
-                                    : record[i];
-      position = last + 1;
+  for (std::int64_t each = blockIdx.x; each < P.K * P.R; each += gridDim.x) {
+    const std::int64_t k = each / P.R, r = each % P.R;
+    const std::int64_t begin = call.order.start == nullptr ? 0 : call.order.start[k];
+    const std::int64_t end = call.order.start == nullptr ? P.B : call.order.start[k + 1];
+    double* record = call.record(k, r);
+    for (std::int64_t i = lane(); i < call.at.width; i += kLanes) {
+      double sum = 0;
+      for (std::int64_t position = begin; position < end;) {
+        const std::int64_t block = position / call.block_size, first = block * call.block_size;
+        const std::int64_t last = (first + call.block_size < P.B ? first + call.block_size : P.B) - 1;
+        sum += call.task(first) == k  ? call.end(block, false, r)[i]
+               : call.task(last) == k ? call.end(block, true, r)[i]
+                                      : record[i];
+        position = last + 1;
+      }
+      record[i] = sum;
     }
-    record[i] = sum;
+    sync_lanes();
+    finish_trial(P, call.out, call.at, k, r, call.count(k), record, reinterpret_cast<double*>(shared),
+                 Warp{});
   }
-  sync_lanes();
-  finish_trial(P, call.out, call.at, k, r, call.count(k), record, reinterpret_cast<double*>(shared), Warp{});
 }
 
 template <class T>

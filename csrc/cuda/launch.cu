@@ -71,13 +71,16 @@ Shape shape_of(const Device& device, std::int64_t bytes, unsigned warps, std::in
   return shape;
 }
 
-// A kernel that may use more shared memory than every device has must say so.
+// A kernel that uses more shared memory than every device has must say so. It says how much there is, not how
+// much it uses: another thread may launch it with less in between.
 template <class Kernel, class... Given>
 int launch(Kernel kernel, unsigned grid, dim3 threads, std::size_t shared, void* stream,
            const Given&... given) {
   if (shared > (48u << 10)) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    int current = 0;
+    cudaGetDevice(&current);
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   Device(current).shared_bytes);
     if (error != cudaSuccess) return static_cast<int>(error);
   }
   FASTLIN_LAUNCH(kernel, dim3(grid), threads, shared, static_cast<cudaStream_t>(stream), given...);
@@ -188,8 +191,8 @@ int run(const Prepared<T>& made, void* stream) {
   }
   if (error == 0 && (call.at.width > 0 || call.out.per_task != nullptr)) {
     const auto shared = static_cast<std::size_t>(call.P.m) * sizeof(double);
-    error = launch(tasks_kernel<T>, static_cast<unsigned>(call.P.K * call.P.R), dim3(kLanes), shared, stream,
-                   call);
+    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(call.P.K * call.P.R, 1 << 30));
+    error = launch(tasks_kernel<T>, grid, dim3(kLanes), shared, stream, call);
   }
   if (error == 0 && call.out.loss != nullptr) {
     error = launch(loss_kernel<T>, blocks_of(call.P.R), dim3(kThreads), 0, stream, call);
