@@ -36,7 +36,7 @@ def test_without_its_module():
     assert cuda.supports("prompt_loss", CUDA, torch.float32, 11) == "fastlin._cuda is not built"
     found = fl.info()["backends"]["cuda"]
     assert found == {"available": False, "reason": "fastlin._cuda is not built", "auto": True}
-    assert fl.info()["auto"]["cuda"] == ["cuda", "eager"]
+    assert fl.info()["auto"]["cuda"] == ["cuda", "triton", "eager"]
 
 
 def test_how_a_module_comes_to_be_missing(monkeypatch):
