@@ -57,7 +57,7 @@ def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
             tasks = validation.gram_arguments(**given, **common)
         else:
             model = {name: given[name] for name in _MODEL_OPTIONS if name in given}
-            tasks = validation.arguments(op, data, parameters, **model, **common)[0].tasks
+            tasks = validation.arguments(op, data, parameters, **model, **common)[0].options.tasks
         validation.values(op, tasks, check_finite, {**data, **parameters, "weight": _as_tensor(given.get("weight"))})
         if "z" in given and given["z"].dtype in validation.HALF:
             given["z"] = given["z"].float()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastlin import backends
-from fastlin.backends.problem import Options
+from fastlin.backends.problem import Accepted, Options
 
 DTYPES = (torch.float32, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ _MAY_BE_ZERO = "Bnt"
 _LARGEST = sys.float_info.max
 _FEW = 32
 
-_accepted: dict[tuple[Any, ...], Options] = {}
+_accepted: dict[tuple[Any, ...], Accepted] = {}
 """Calls that `arguments` accepted, by all that it looks at: to find one takes 4 us, to examine one 60."""
 _MOST_ACCEPTED = 1024
 
@@ -95,7 +95,7 @@ def arguments(
     first_skip: bool | None = None,
     residual: float = 1.0,
     known: Mapping[str, tuple[int, str]] | None = None,
-) -> tuple[Options, Tensor | None]:
+) -> tuple[Accepted, Tensor | None]:
     """Check the arguments of an op, all but the values inside its tensors.
 
     Parameters
@@ -113,7 +113,8 @@ def arguments(
 
     Returns
     -------
-    options : Options
+    accepted : Accepted
+        One object for all calls that are alike in what is looked at here.
     weight : Tensor or None
         As a tensor (K,) like the data.
     """
@@ -121,18 +122,19 @@ def arguments(
     key = _signature((op, *settings), known, (*data.values(), *parameters.values(), weight), (data.get("y"), weight))
     if key is not None:
         try:
-            options = _accepted.get(key)
+            accepted = _accepted.get(key)
         except TypeError:  # not hashable: symbolic sizes, or a list as an option
             key = None
         else:
-            if options is not None:
-                return options, weight
+            if accepted is not None:
+                return accepted, weight
     options, weight = _examine(op, data, parameters, weight, known, *settings)
+    accepted = Accepted(options, {})
     if key is not None:
         if len(_accepted) >= _MOST_ACCEPTED:
             _accepted.clear()
-        _accepted[key] = options
-    return options, weight
+        _accepted[key] = accepted
+    return accepted, weight
 
 
 def _signature(

@@ -6,7 +6,7 @@ import torch
 from cuda import emulation
 from helpers import INSTRUCTION_SETS, poisoned
 
-from fastlin import backends
+from fastlin import backends, validation
 from fastlin.backends import cpu, cuda
 
 
@@ -52,8 +52,10 @@ def heard_signals():
 def fresh_choice():
     """What served a call in one test may not be there in the next."""
     backends.resolve.cache_clear()
+    validation._accepted.clear()
     yield
     backends.resolve.cache_clear()
+    validation._accepted.clear()
 
 
 @pytest.fixture(params=["eager", *(f"cpu-{name}" for name in INSTRUCTION_SETS), "cuda-emulated"])

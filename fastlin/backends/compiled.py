@@ -77,7 +77,7 @@ class Kernels(ABC):
 
     def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
         """Loss (R,), per-task losses (R, K), both without R when the parameters have none, and gradients of loss."""
-        value, per_task = _empty_losses(problem)
+        value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)
         self.attention(problem, {"loss": value, "per_task": per_task, **grads}, y, weight)
         return value, per_task, grads
@@ -90,7 +90,7 @@ class Kernels(ABC):
         if (draw.m, draw.recipe.K) != (W.shape[-1], problem.v.shape[-2]):
             sizes = f"m = {draw.m}, K = {draw.recipe.K}"
             raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
-        value, per_task = _empty_losses(problem)
+        value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)
         results = {"loss": value, "per_task": per_task, **grads}
         if draw.batch <= self.piece:
@@ -139,7 +139,7 @@ def packed(
     else:
         B, n, strides = draw.batch, draw.n, (0, 0, 0)
     inputs = [
-        t if t is None or (t.is_contiguous() and _is_read_as_it_is(t)) else _plain(t)
+        t if t is None or (t.is_contiguous() and is_read_as_it_is(t)) else _plain(t)
         for t in (task, p, A, C, W, v, h, y, weight, gy, counts)
     ]
     inputs[:0] = x, q
@@ -159,10 +159,11 @@ def packed(
 def rows(tensor: Tensor) -> Tensor:
     """The tensor itself when its rows are contiguous, else a copy."""
     has_rows = tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-    return tensor if has_rows and _is_read_as_it_is(tensor) else _plain(tensor)
+    return tensor if has_rows and is_read_as_it_is(tensor) else _plain(tensor)
 
 
-def _empty_losses(problem: Problem) -> tuple[Tensor, Tensor]:
+def empty_losses(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Room for loss (R,) and per-task losses (R, K), without R when W has none."""
     W = problem.W
     front = W.shape[:1] if W.ndim > 2 else ()
     value = torch.empty(front, dtype=W.dtype, device=W.device)
@@ -178,7 +179,7 @@ def _empty_gradients(problem: Problem, wants: str) -> Gradients:
     return empty
 
 
-def _is_read_as_it_is(tensor: Tensor) -> bool:
+def is_read_as_it_is(tensor: Tensor) -> bool:
     """Whether the memory of a tensor holds its numbers.
 
     It does not where torch negates when it reads, as in x.conj().imag, nor where zeros have no memory.

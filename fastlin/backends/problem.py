@@ -12,14 +12,20 @@ The one-layer ops are L = 1 without skip. A stack has W = A_L and v_hk = C_Lh h_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Gradients = dict[str, Tensor]
 """Gradients by letter: x for the tokens or Gram matrices, else the parameter's own name."""
+
+LETTERS = ("x", "q", "task", "p", "A", "C", "W", "v", "h")
+"""The tensors that every op takes, in order. x is z or G; a layer lacks A, C, h, and a stack lacks W, v."""
+PLAIN_TYPES = frozenset({Tensor, Parameter})
+"""Tensors that have memory of their own; those of a subclass may not."""
 
 _FULL_FORM = {
     "p": ("R", "K", "t", "m"),
@@ -56,6 +62,24 @@ class Options(NamedTuple):
     see_query: bool
     check_finite: bool
     backend: str
+
+
+Prepared = Callable[[Sequence[Tensor | None], Sequence[Any]], list[Tensor] | None]
+"""A loss of tensors of known shapes, dtypes and devices, and its gradients; None for tensors that it does not take."""
+
+
+class Accepted(NamedTuple):
+    """The options of a call whose arguments were examined.
+
+    Attributes
+    ----------
+    options : Options
+    prepared : dict
+        What a backend has prepared for calls like this one, by the letters of the gradients that they want.
+    """
+
+    options: Options
+    prepared: dict[str, Prepared]
 
 
 class Problem(NamedTuple):

@@ -21,9 +21,9 @@ from torch import Tensor
 from fastlin import backends, validation
 from fastlin.backends import eager
 from fastlin.backends.draw import Draw
-from fastlin.backends.problem import Options
+from fastlin.backends.problem import LETTERS, Options, Prepared
 from fastlin.ops import _call
-from fastlin.ops._call import LETTERS, PLACE, Arguments, Tensors
+from fastlin.ops._call import PLACE, Arguments, Tensors
 from fastlin.ops._transforms import Path, batched, differentiated, path
 
 _OPTIONS = (
@@ -31,12 +31,18 @@ _OPTIONS = (
 )
 
 
-def loss(tensors: Tensors, y: Tensor, weight: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+def loss(
+    tensors: Tensors,
+    y: Tensor,
+    weight: Tensor | None,
+    options: Options,
+    prepared: dict[str, Prepared] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Loss and per-task losses of validated arguments, by the path that fits the moment."""
     asked = differentiated(LETTERS, tensors)
     # The forward pass makes the gradients of the parameters, if they alone are differentiated.
     wants = "" if "x" in asked or "q" in asked else asked
-    results = _dispatch("loss", Arguments(tensors, (y, weight, wants), options), asked)
+    results = _dispatch("loss", Arguments(tensors, (y, weight, wants), options, prepared), asked)
     return results[0], results[1]
 
 
@@ -76,7 +82,7 @@ def _dispatch(name: str, given: Arguments, asked: str) -> Sequence[Tensor]:
         results = _PLAIN[name](*[given.tensors[PLACE[letter]] for letter in asked], asked, given)
         return (results,) if isinstance(results, Tensor) else results
     if way is Path.DIRECT:
-        return _call.compute(name, _call.checked(given))
+        return _call.answer(name, given)
     flat = (*given.tensors, *given.extra, *options)
     if way is Path.REGISTERED:
         results = _OPS[name](*flat)
@@ -93,7 +99,7 @@ def _dispatch(name: str, given: Arguments, asked: str) -> Sequence[Tensor]:
 
 
 def _checked_compute(name: str, flat: Sequence[Any]) -> list[Tensor]:
-    return _call.compute(name, _call.checked(_call.parse(name, flat)))
+    return _call.answer(name, _call.parse(name, flat))
 
 
 def _predict_impl(*flat: Any) -> Tensor:
@@ -268,7 +274,7 @@ class _PlainPredict(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:
         *_, asked, given = args
         _predict_save(ctx, asked, given)
-        return _call.compute("predict", _call.checked(given))[0]
+        return _call.answer("predict", given)[0]
 
     backward = staticmethod(_predict_backward)
 
@@ -279,7 +285,7 @@ class _PlainLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         *_, asked, given = args
-        value, per_task, *grads = _call.compute("loss", _call.checked(given))
+        value, per_task, *grads = _call.answer("loss", given)
         _loss_save(ctx, asked, given, grads)
         return value, per_task
 
@@ -332,7 +338,7 @@ class _SampledLoss(torch.autograd.Function):
         return _sampled_backward(ctx, g_loss, g_per_task)
 
 
-_apply_sampled: Callable[..., Any] = _SampledLoss.apply
+_apply_sampled: Callable[..., Any] = super(torch.autograd.Function, _SampledLoss).apply
 _apply_predict: Callable[..., Any] = _Predict.apply
 _apply_loss: Callable[..., Any] = _Loss.apply
 
@@ -346,7 +352,11 @@ def _transformed_loss(*flat: Any) -> list[Tensor]:
 
 
 _TRANSFORMED = {"predict": _transformed_predict, "loss": _transformed_loss}
-_PLAIN: dict[str, Callable[..., Any]] = {"predict": _PlainPredict.apply, "loss": _PlainLoss.apply}
+# Function.apply asks for functorch first, 3 us, which `path` has done.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "predict": super(torch.autograd.Function, _PlainPredict).apply,
+    "loss": super(torch.autograd.Function, _PlainLoss).apply,
+}
 
 
 def _predict_vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[Tensor, int]:

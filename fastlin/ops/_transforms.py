@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from fastlin import backends
-from fastlin.backends.problem import drop, lift
+from fastlin.backends.problem import LETTERS, drop, lift
 from fastlin.ops import _call
-from fastlin.ops._call import LETTERS, PARAMETERS, Arguments
+from fastlin.ops._call import PARAMETERS, Arguments
 
 
 class Path(Enum):

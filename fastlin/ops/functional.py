@@ -371,14 +371,14 @@ def _loss(
     check_finite: bool,
     **model: Any,
 ) -> tuple[Tensor, Tensor]:
-    options, weight = validation.arguments(
+    accepted, weight = validation.arguments(
         op, data, parameters, weight=weight, backend=backend, check_finite=check_finite, **model
     )
     if backend == "reference":
-        validation.values(op, options.tasks, check_finite, {**data, **parameters, "weight": weight})
+        validation.values(op, accepted.options.tasks, check_finite, {**data, **parameters, "weight": weight})
         literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
         return literal(*data.values(), *parameters.values(), weight=weight, **model)
-    return _register.loss(in_order(data, parameters), data["y"], weight, options)
+    return _register.loss(in_order(data, parameters), data["y"], weight, *accepted)
 
 
 def _predict(
@@ -389,7 +389,8 @@ def _predict(
     check_finite: bool,
     **model: Any,
 ) -> Tensor:
-    options, _ = validation.arguments(op, data, parameters, backend=backend, check_finite=check_finite, **model)
+    accepted, _ = validation.arguments(op, data, parameters, backend=backend, check_finite=check_finite, **model)
+    options = accepted.options
     if backend == "reference":
         validation.values(op, options.tasks, check_finite, {**data, **parameters})
         literal: Callable[..., Tensor] = getattr(reference, op)

@@ -181,7 +181,7 @@ def examined(
     """Check the arguments of an op that draws from a task source; returns its options, and the weight as a tensor."""
     if isinstance(mix, type) or not hasattr(mix, "sample"):
         raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
-    return validation.arguments(
+    accepted, weight = validation.arguments(
         op,
         {},
         parameters,
@@ -191,6 +191,7 @@ def examined(
         known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
         **model,
     )
+    return accepted.options, weight
 
 
 def of_each_trial(

@@ -8,6 +8,7 @@ from helpers import assert_close, gradients, make
 
 import fastlin as fl
 from fastlin import validation
+from fastlin.backends import cpu
 
 FLOAT = torch.float32
 
@@ -149,3 +150,53 @@ def test_tracing_neither_reads_nor_writes_what_was_accepted(examined):
     assert not validation._accepted
     assert_close(found, case()[0], 0.0)
     assert len(validation._accepted) == 1
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """Calls of the CPU's kernels that were packed from their problem, not prepared."""
+    found = []
+    original = cpu.packed
+
+    def counted(problem, results, *rest):
+        if results:
+            found.append(problem)
+        return original(problem, results, *rest)
+
+    monkeypatch.setattr(cpu, "packed", counted)
+    return found
+
+
+@pytest.mark.parametrize("op", ["prompt_loss", "gram_loss"])
+@pytest.mark.parametrize(
+    "change", [{}, {"R": 2}, {"R": 2, "H": 3}, {"t": None}, {"weight": weights()}, {"n": 0}], ids=str
+)
+def test_the_second_call_is_prepared(packings, op, change):
+    for seed in range(3):
+        case = make(op, seed=seed, backend="cpu", **change)
+        assert_close(case(), case(fl.reference, backend="reference"))
+        ready = case.differentiable("p", "W", "v") if case.inputs["p"] is not None else case.differentiable("W", "v")
+        expected = gradients(ready, fl.reference, per_task=False, backend="reference")
+        assert_close(gradients(ready, per_task=False), expected)
+    assert len(packings) == 2  # without gradients, and with them
+
+
+def test_what_is_prepared_takes_no_other_layout(packings):
+    case = make("prompt_loss", backend="cpu")
+    expected = case()
+    W = case.inputs["W"]
+    for other in (W.mT.contiguous().mT, torch.stack([W, W], -1)[..., 0], torch.complex(W, -W).conj().imag):
+        assert_close(case(W=other), expected)
+    assert len(packings) == 4
+    assert_close(case(W=torch.nn.Parameter(W)), expected)
+    assert len(packings) == 5  # its gradient is wanted
+    assert_close(case(), expected, 0.0)
+    assert len(packings) == 5
+
+
+def test_tokens_of_half_precision_are_never_prepared(packings):
+    case = make("prompt_loss", dtype=FLOAT, backend="cpu")
+    half = case.inputs["z"].half()
+    for _ in range(2):
+        assert_close(case(z=half), case(fl.reference, z=half, backend="reference"), 1e-3)
+    assert len(packings) == 2
