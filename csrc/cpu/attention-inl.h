@@ -117,7 +117,7 @@ class Worker {
   }
 
   Tokens<T> tokens_of(std::int64_t tile) const {
-    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m};
+    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m, plan.far};
   }
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
@@ -235,7 +235,9 @@ class Worker {
     const T *vi = v_of(i), *ai = a_of(tile, i);
     T *ci = c + i * m * N, *ei = e + i * m * N;
     if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vi, ai, ci, ei);
-    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vi, ai, ci, ei, scratch);
+    const Tokens<T> tokens = tokens_of(tile);
+    tokens.prefetch();
+    Streamed<T>::template apply<kE>(tokens, 0, P.n, vi, ai, ci, ei, scratch);
   }
 
   // The last layer of one tile: predictions, errors, and all gradients but dW.

@@ -48,10 +48,12 @@ struct Plan {
 
   static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
   static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
+  static constexpr double kCaches = 8e6;        // bytes
   static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;
   Path path;
+  bool far;                  // whether the tokens do not fit the caches
   std::int64_t lane_trials;  // trials that lie in lanes, the first ones
   Record record;
   std::vector<std::int64_t> order;  // sequences by task; empty when they come so
@@ -64,6 +66,7 @@ struct Plan {
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
         path(choose_path(P)),
+        far(static_cast<double>(P.B) * P.n * P.m * sizeof(T) > kCaches),
         lane_trials(trials_in_lanes(P, out, lanes)),
         record(P, out),
         start(static_cast<std::size_t>(P.K) + 1, 0) {

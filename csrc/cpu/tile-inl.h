@@ -19,9 +19,10 @@ struct Tile : Entries<T> {
     }
   }
 
-  // tile[i][lane] = rows[lane][offset + i]. The last V::size columns are taken together, whatever overlaps.
+  // tile[i][lane] = rows[lane][offset + i]. The last V::columns are taken together, whatever overlaps.
   static void load(const T* const* rows, std::int64_t offset, std::int64_t count, T* tile) {
-    if (count < N) {
+    constexpr std::int64_t kColumns = V::columns;
+    if (count < kColumns) {
       if (count == 0) return;
       V r[N];
       FASTLIN_UNROLL
@@ -34,13 +35,18 @@ struct Tile : Entries<T> {
       return;
     }
     for (std::int64_t i = 0;;) {
-      V r[N];
-      V::load_columns(rows, offset + i, r);
-      FASTLIN_UNROLL
-      for (int j = 0; j < N; ++j) put(tile, i + j, r[j]);
-      if (i == count - N) return;
-      i = i + N <= count - N ? i + N : count - N;
+      load_columns(rows, offset + i, tile + i * N);
+      if (i == count - kColumns) return;
+      i = i + kColumns <= count - kColumns ? i + kColumns : count - kColumns;
     }
+  }
+
+  // tile [V::columns, lanes] of as many columns.
+  FASTLIN_INLINE static void load_columns(const T* const* rows, std::int64_t offset, T* tile) {
+    V r[V::columns];
+    V::load_columns(rows, offset, r);
+    FASTLIN_UNROLL
+    for (int j = 0; j < V::columns; ++j) put(tile, j, r[j]);
   }
 
   // rows[lane][offset + i] = tile[i][lane] for the first `lanes` lanes.
@@ -198,7 +204,54 @@ void last_rows(std::int64_t rows, std::int64_t columns, std::int64_t count, cons
   }
 }
 
-// to(i, j) = sum_k a(k, i) b(k, j), all of it or only what register tiles on and below the diagonal hold.
+// The entries j <= i of I rows and columns, in registers.
+template <int I, bool kNumbers, class T>
+void triangle_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
+                   Vec<T> factor) {
+  using V = Vec<T>;
+  V acc[I][I];
+  FASTLIN_UNROLL
+  for (int i = 0; i < I; ++i) {
+    FASTLIN_UNROLL
+    for (int j = 0; j <= i; ++j) acc[i][j] = V::zero();
+  }
+  for (std::int64_t k = 0; k < count; ++k, a += by.ak, b += by.bk) {
+    V bj[I];
+    FASTLIN_UNROLL
+    for (int i = 0; i < I; ++i) {
+      bj[i] = V::load(b + i * by.bj);
+      const V ai = kNumbers ? V::broadcast(a + i * by.ai) : V::load(a + i * by.ai);
+      FASTLIN_UNROLL
+      for (int j = 0; j <= i; ++j) acc[i][j] = fma(ai, bj[j], acc[i][j]);
+    }
+  }
+  FASTLIN_UNROLL
+  for (int i = 0; i < I; ++i) {
+    FASTLIN_UNROLL
+    for (int j = 0; j <= i; ++j) {
+      const std::int64_t entry = i * by.ti + j * by.tj;
+      const V start = base == nullptr ? V::zero() : V::load(base + entry);
+      fma(factor, acc[i][j], start).store(to + entry);
+    }
+  }
+}
+
+// The last I rows or fewer on the diagonal.
+template <int I, class T, class A, class B, class C>
+void last_triangle(std::int64_t rows, std::int64_t count, const A& left, const B& right, const C& out,
+                   std::int64_t i0) {
+  if (rows == I) {
+    const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
+    const std::int64_t corner = i0 * (by.ti + by.tj);
+    triangle_part<I, (A::kEntry == 1 && Vec<T>::size > 1)>(
+        count, by, left.first + i0 * by.ai, right.first + i0 * by.bj, out.first + corner,
+        out.base == nullptr ? nullptr : out.base + corner, Vec<T>::set(out.factor));
+  } else if constexpr (I > 1) {
+    last_triangle<I - 1, T>(rows, count, left, right, out, i0);
+  }
+}
+
+// to(i, j) = sum_k a(k, i) b(k, j), all of it or only j <= i.
 template <class A, class B, class C>
 inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
                     const C& to, bool lower = false) {
@@ -208,7 +261,8 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
   const std::int64_t blocks = (rows + I - 1) / I;
   for (std::int64_t block = 0, i = 0; block < blocks; ++block) {
     const std::int64_t height = (rows - i + blocks - block - 1) / (blocks - block);
-    last_rows<I, T>(height, lower ? std::min(columns, i + height) : columns, count, a, b, to, i);
+    last_rows<I, T>(height, lower ? i : columns, count, a, b, to, i);
+    if (lower) last_triangle<I, T>(height, count, a, b, to, i);
     i += height;
   }
 }

@@ -6,6 +6,7 @@
 template <class T>
 struct Vec {
   static constexpr int size = FASTLIN_PORTABLE_BYTES / static_cast<int>(sizeof(T));
+  static constexpr int columns = size < 4 ? size : 4;  // that load_columns takes
   static constexpr int registers = FASTLIN_PORTABLE_BYTES == 64 ? 32 : 16;
   T x[size];
 
@@ -54,8 +55,10 @@ struct Vec {
     }
   }
   static Vec load_once(const T* p) { return load(p); }
-  static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[size]) {
-    load_columns_by_transpose(rows, offset, r);
+  static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[columns]) {
+    for (int i = 0; i < columns; ++i) {
+      for (int l = 0; l < size; ++l) r[i].x[l] = rows[l][offset + i];
+    }
   }
   static void transpose(Vec (&r)[size]) { transpose_by_zips(r); }
   static Vec sums(Vec (&r)[size]) { return sums_by_zips(r); }

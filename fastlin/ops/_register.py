@@ -184,12 +184,15 @@ def _loss_save(ctx: Any, inputs: Sequence[str], given: Arguments, grads: Sequenc
 def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     n = len(LETTERS)
     saved = ctx.saved_tensors
-    tensors, (y, weight), grads = saved[:n], saved[n : n + 2], saved[n + 2 :]
+    if g_loss is not None and g_per_task is None and not torch.is_grad_enabled():
+        if ctx.made == ctx.letters:  # the gradients come first, in their order
+            scaled = _scaled(saved[n + 2 :], g_loss)
+            return (*scaled, *(None,) * (len(ctx.needs_input_grad) - len(scaled)))
+        if set(_needed(ctx)) <= set(ctx.made):
+            return _in_order(ctx, ctx.made, _scaled(saved[n + 2 :], g_loss))
+    tensors, (y, weight) = saved[:n], saved[n : n + 2]
     if g_loss is None and g_per_task is None:
         return (None,) * len(ctx.needs_input_grad)
-    all_made = ctx.made == ctx.letters or set(_needed(ctx)) <= set(ctx.made)
-    if g_loss is not None and g_per_task is None and all_made and not torch.is_grad_enabled():
-        return _in_order(ctx, ctx.made, _scaled(grads, g_loss))
     draw = getattr(ctx, "draw", None)
     if draw is not None:
         _check_unchanged(ctx)

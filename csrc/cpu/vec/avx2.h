@@ -6,6 +6,7 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int size = 8;
+  static constexpr int columns = 4;  // that load_columns takes
   static constexpr int registers = 16;
   __m256 x;
 
@@ -23,23 +24,19 @@ struct Vec<float> {
   void store_first(float* p, int count) const { _mm256_maskstore_ps(p, first(count), x); }
 
   // r[j] = element j of each row. With halves of rows loaded into place 16 shuffles do, of 24 in `transpose`.
-  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[8]) {
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
+    __m256 u[4];
     FASTLIN_UNROLL
-    for (int half = 0; half < 8; half += 4) {
-      __m256 u[4];
-      FASTLIN_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const __m128 low = _mm_loadu_ps(rows[i] + offset + half);
-        u[i] =
-            _mm256_insertf128_ps(_mm256_castps128_ps256(low), _mm_loadu_ps(rows[i + 4] + offset + half), 1);
-      }
-      const __m256 a = _mm256_unpacklo_ps(u[0], u[1]), b = _mm256_unpackhi_ps(u[0], u[1]);
-      const __m256 c = _mm256_unpacklo_ps(u[2], u[3]), d = _mm256_unpackhi_ps(u[2], u[3]);
-      r[half].x = _mm256_shuffle_ps(a, c, 0x44);
-      r[half + 1].x = _mm256_shuffle_ps(a, c, 0xee);
-      r[half + 2].x = _mm256_shuffle_ps(b, d, 0x44);
-      r[half + 3].x = _mm256_shuffle_ps(b, d, 0xee);
+    for (int i = 0; i < 4; ++i) {
+      const __m128 low = _mm_loadu_ps(rows[i] + offset);
+      u[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), _mm_loadu_ps(rows[i + 4] + offset), 1);
     }
+    const __m256 a = _mm256_unpacklo_ps(u[0], u[1]), b = _mm256_unpackhi_ps(u[0], u[1]);
+    const __m256 c = _mm256_unpacklo_ps(u[2], u[3]), d = _mm256_unpackhi_ps(u[2], u[3]);
+    r[0].x = _mm256_shuffle_ps(a, c, 0x44);
+    r[1].x = _mm256_shuffle_ps(a, c, 0xee);
+    r[2].x = _mm256_shuffle_ps(b, d, 0x44);
+    r[3].x = _mm256_shuffle_ps(b, d, 0xee);
   }
 
   // Lane i is the sum of r[i].
@@ -94,6 +91,7 @@ inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {_mm256
 template <>
 struct Vec<double> {
   static constexpr int size = 4;
+  static constexpr int columns = 4;
   static constexpr int registers = 16;
   __m256d x;
 

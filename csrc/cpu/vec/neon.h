@@ -8,6 +8,7 @@ struct Vec;
 template <>
 struct Vec<float> {
   static constexpr int size = 4;
+  static constexpr int columns = 4;  // that load_columns takes
   static constexpr int registers = 32;
   float32x4_t x;
 
@@ -43,6 +44,7 @@ inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return {vfmaq_
 template <>
 struct Vec<double> {
   static constexpr int size = 2;
+  static constexpr int columns = 2;
   static constexpr int registers = 32;
   float64x2_t x;
 

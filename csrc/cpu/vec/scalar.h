@@ -3,6 +3,7 @@
 template <class T>
 struct Vec {
   static constexpr int size = 1;
+  static constexpr int columns = 1;  // that load_columns takes
   static constexpr int registers = 16;
   T x;
 
