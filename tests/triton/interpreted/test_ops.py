@@ -127,6 +127,24 @@ def test_inputs_are_read_where_they_are(op, layout):
     assert_close(gradients(exact, backend="triton"), gradients(exact, fl.reference))
 
 
+def test_entries_that_are_far_apart_are_copied():
+    """Kernels count the entries of a token in 32 bits; a tensor without memory shows what would be read in place."""
+    from fastlin.backends.triton import launch
+
+    far, near = 2**27, 2**27 - 1  # a width of 3 is padded to 16
+    for shape, strides, inner, is_copied in (
+        ((2, 4, 3), (4, 1, far), 1, True),
+        ((2, 4, 3), (4, 1, near), 1, False),
+        ((2, 4, 3), (2**40, far, 1), 1, False),  # tokens may be anywhere
+        ((2, 3, 3), (3, far, 1), 2, True),
+        ((2, 3, 3), (3, 1, far), 2, True),
+        ((2, 3, 3), (2**40, near, 1), 2, False),
+        ((2, 3), (1, far), 1, True),
+    ):
+        given = torch.empty_strided(shape, strides, device="meta")
+        assert (launch._readable(given, inner).stride() != strides) == is_copied, (shape, strides)
+
+
 @pytest.mark.parametrize("B", [0, 5])
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("m", [3, 11, 33])
