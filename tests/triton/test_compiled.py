@@ -1,5 +1,6 @@
 """The kernels compile for GPUs that are not here, within budgets of registers, stack and shared memory."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import NEXT_TRITON, needs_next_triton
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -88,8 +90,9 @@ def test_tensor_cores_are_there_when_they_are_asked_for(compiled):
     assert row["stack"] <= 16
 
 
-@pytest.mark.skipif("FASTLIN_NEXT_TRITON" not in os.environ, reason="FASTLIN_NEXT_TRITON names no folder with triton")
+@needs_next_triton
 def test_the_next_triton(compiled):
-    """The newest version, installed in a folder of its own: pip install --no-deps --target FOLDER triton."""
-    for row in compiled("--targets", "sm_90", "--calls", "layer", "stack", site=os.environ["FASTLIN_NEXT_TRITON"]):
+    rows = compiled("--targets", "sm_90", "--calls", "layer", "stack", site=NEXT_TRITON)
+    assert {row["triton"] for row in rows} != {importlib.metadata.version("triton")}
+    for row in rows:
         check(row)
