@@ -2,19 +2,26 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 CONSTRAINTS := $(abspath constraints.txt)
+NEXT_TRITON := 3.9.0
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Threads that wait for each other sleep, for the sake of a core that is busy: tests run two at a time. Spinning, eager
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
 reproduce test gpu-check: export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test bench gpu-check lint format clean
+.PHONY: reproduce test next-triton bench gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --cov=fastlin --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+# The kernels by the newest triton, beside the one that torch's CUDA wheels have: it lies in a folder of its own.
+next-triton: export FASTLIN_NEXT_TRITON := $(abspath .venv/next-triton-$(NEXT_TRITON))
+next-triton: $(INSTALLED)
+	test -d $(FASTLIN_NEXT_TRITON) || $(BIN)/pip install --no-deps --target $(FASTLIN_NEXT_TRITON) triton==$(NEXT_TRITON)
+	$(BIN)/pytest -n 2 tests/triton -k next_triton
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu

@@ -72,7 +72,8 @@ def _race(name: str, work: str, batch: int, peers: dict[str, Entrant], **sizes: 
 
 
 def _sampled(name: str, work: str, batch: int, peers: dict[str, bool], **sizes: Any) -> Sized:
-    return Sized(SampledRace(name, work, {"op": Shape(**sizes)}, peers, ()), batch)
+    shapes = dict.fromkeys(("op", "triton"), Shape(**sizes))
+    return Sized(SampledRace(name, work, shapes, peers, (), backends={"triton": "triton"}), batch)
 
 
 ROWS: tuple[Sized, ...] = (
@@ -242,7 +243,13 @@ def measure(backend: str, names: Sequence[str], *, quick: bool) -> tuple[dict[st
 def without_missing(sized: Sized, backends: dict[str, Any]) -> Sized:
     """A row without the contenders of backends that this installation does not have."""
     if isinstance(sized.row, SampledRace):
-        return sized
+        named = sized.row.backends
+        shapes = {
+            label: shape
+            for label, shape in sized.row.shapes.items()
+            if label not in named or backends[named[label]]["available"]
+        }
+        return replace(sized, row=replace(sized.row, shapes=shapes))
     entrants = {
         label: entrant
         for label, entrant in sized.row.entrants.items()
@@ -255,7 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rows and print the tables; 1 when a contender's results were wrong, 2 without a GPU, else 0."""
     names = [sized.row.name for sized in ROWS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="The benchmark table of the GPU.")
-    parser.add_argument("--backend", default="cuda", metavar="NAME", help="the one under test (default: cuda)")
+    parser.add_argument(
+        "--backend",
+        default=gpu_machine.default_backend(),
+        metavar="NAME",
+        help="the one under test (default: cuda; triton on AMD)",
+    )
     parser.add_argument("--rows", default=",".join(names), metavar="NAME,...", help=f"of {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="two rounds: to see that it runs, not to compare")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")

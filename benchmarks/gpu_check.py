@@ -1,5 +1,7 @@
 """On a machine with a GPU: all tests on it, then the table of `benchmarks.gpu`, and one report. `make gpu-check`.
 
+Tests of the GPU are those of both backends, cuda and triton; with --backend triton, as on AMD, of that one.
+
 The folder gets report.md and report.json; the tests' own records are beside them. The command ends with 0 when every
 test passed, tests of the GPU were among them and none of those was skipped, and every contender's results were right;
 with 2 where there is no GPU.
@@ -75,7 +77,9 @@ def complaints(of_gpu: Outcome, others: Outcome, rows: Sequence[Measured]) -> li
     for row in rows:
         failures = row.states["cold"].failures | row.states["warm"].failures
         found += [
-            f"{row.name}: {label}: {why}" for label, why in failures.items() if row.wrong or label.startswith("op")
+            f"{row.name}: {label}: {why}"
+            for label, why in failures.items()
+            if row.wrong or label.startswith("op") or label == "triton"
         ]
     return found
 
@@ -94,7 +98,12 @@ def markdown(machine: dict[str, Any], limits: GpuLimits, tests: Sequence[Outcome
 def main(arguments: Sequence[str] | None = None) -> int:
     """Test, measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description="Everything, on a GPU.")
-    parser.add_argument("--backend", default="cuda", metavar="NAME", help="the one under test (default: cuda)")
+    parser.add_argument(
+        "--backend",
+        default=gpu_machine.default_backend(),
+        metavar="NAME",
+        help="the one under test, which others are compared with (default: cuda; triton on AMD)",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"), metavar="FOLDER", help="of the report")
     parser.add_argument("--quick", action="store_true", help="two rounds: to see that it runs, not to compare")
     options = parser.parse_args(arguments)
@@ -105,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     tests = [
-        run_tests("gpu", ["-m", "gpu"], folder),
+        run_tests("gpu", ["-m", "gpu", *(["tests/triton"] if options.backend == "triton" else [])], folder),
         run_tests("others", ["-m", "not gpu", "-n", str(WORKERS)], folder),
     ]
     names = [sized.row.name for sized in gpu.ROWS]

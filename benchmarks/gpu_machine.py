@@ -16,9 +16,14 @@ QUEUE_SECONDS = 2e-3
 """What is in the queue before a timed call, so that its launches, 0.5 ms of eager's, come before the GPU wants them."""
 
 
+def default_backend() -> str:
+    """The one under test where none is named: the kernels of AMD's GPUs are Triton's."""
+    return "cuda" if torch.version.hip is None else "triton"
+
+
 def why_not(backend: str) -> str | None:
     """Why nothing can be measured here, and what to do about it, or None."""
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
     if not torch.cuda.is_available():
         return "torch finds no GPU that it can use; nvidia-smi shows devices and driver"
@@ -87,7 +92,9 @@ def measure() -> GpuLimits:
 
 
 def published(properties: Any) -> tuple[float | None, float | None]:
-    """FLOP/s in float32 and bytes a second by the device's clocks; None where torch does not tell a clock."""
+    """FLOP/s in float32 and bytes a second by the device's clocks; None where torch does not tell one, or not so."""
+    if torch.version.hip is not None:
+        return None, None
     clock, memory_clock = getattr(properties, "clock_rate", 0), getattr(properties, "memory_clock_rate", 0)  # kHz
     units = 64 if (properties.major, properties.minor) in ((7, 5), (8, 0)) else 128  # FMAs a clock and multiprocessor
     flops = 2e3 * clock * units * properties.multi_processor_count

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,8 @@ class SampledRace:
     rounds : int
     calls : int
         As in `rows.Race`.
+    backends : mapping
+        By which a shape is run, where it is not the one under test.
     """
 
     name: str
@@ -65,6 +67,7 @@ class SampledRace:
     bars: tuple[Ratio | Within, ...]
     rounds: int = 15
     calls: int = 1
+    backends: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, session: Session) -> Result:
         """Check, time, and compare with the bars."""
@@ -76,9 +79,10 @@ class SampledRace:
         for label in (*self.shapes, *self.peers):
             try:
                 if label in self.shapes:
-                    shape = replace(self.shapes[label], B=session.batch)
-                    result.errors[label] = check_op(shape, session.backend, session.device)
-                    call = sampled_peers.op(shape, parameters(shape, session.device), session.backend)
+                    shape, backend = replace(self.shapes[label], B=session.batch), self.backends.get(label)
+                    backend = backend or session.backend
+                    result.errors[label] = check_op(shape, backend, session.device)
+                    call = sampled_peers.op(shape, parameters(shape, session.device), backend)
                     mean_of_op = mean_of_op or mean_loss(call, shape.R or 1)
                 else:
                     call = self._peer(label, first, mean_of_op, session.device)

@@ -12,13 +12,14 @@ from fastlin.backends import cpu, cuda
 
 def pytest_runtest_setup(item):
     """What needs a GPU is skipped with the reason where there is none."""
-    if item.get_closest_marker("gpu") is not None and (reason := why_no_gpu()) is not None:
+    marker = item.get_closest_marker("gpu")
+    if marker is not None and (reason := why_no_gpu(*marker.args)) is not None:
         pytest.skip(reason)
 
 
 @functools.cache
-def why_no_gpu():
-    reason = cuda.supports("prompt_loss", torch.device("cuda"), torch.float32, 11)
+def why_no_gpu(backend="cuda"):
+    reason = backends.why_not(backend, "prompt_loss", torch.device("cuda"), torch.float32, 11)
     return reason or (None if torch.cuda.is_available() else "torch sees no GPU")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,6 +24,11 @@ LOSSES = ("prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss")
 PREDICTIONS = ("predict", "stack_predict")
 FORMS = {"plain": {}, "R": {"R": 3}, "R=1": {"R": 1}, "RH": {"R": 2, "H": 2}, "1H": {"R": 1, "H": 3}}
 """Trials and heads that a call may have."""
+TRITON_DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+"""Where Triton's kernels run: on the CPU in its interpreter, else on a GPU."""
+NEXT_TRITON = os.environ.get("FASTLIN_NEXT_TRITON")
+"""A folder with a newer triton than the one that is installed: `make next-triton` makes one, and tests it."""
+needs_next_triton = pytest.mark.skipif(not NEXT_TRITON, reason="FASTLIN_NEXT_TRITON names no folder with triton")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +66,7 @@ def evaluate(
     model : Run, Model or theory.forgetting.Family
         Trained trials, or a member of the theory's family, which is one trial.
     source : task source
+        Of the tokens' width that the model has. Where the model has heads or prompts for each task, of as many tasks.
     shots : int or sequence of int
     exact : bool, optional
         None takes the closed form where one covers the model on the source: one layer of linear attention, on tokens
@@ -84,12 +85,15 @@ def evaluate(
     """
     if isinstance(source, type) or not hasattr(source, "sample"):
         raise TypeError(f"source: got a {type(source).__name__}, wants a task source such as fastlin.FixedTask")
-    counts = [shots] if isinstance(shots, int) else list(shots)
-    counts = [integer("shots", n, _MAX_SHOTS) for n in counts]
+    given: Any = shots
+    several = given if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0 else [given]
+    counts = [integer("shots", n, _MAX_SHOTS) for n in several]
+    if not counts:
+        raise ValueError("shots: got none, wants at least one")
     for name, value in (("batch", batch), ("batches", batches)):
         if integer(name, value, 1 << 31) < (2 if name == "batches" else 1):
             raise ValueError(f"{name}: got {value}, wants {2 if name == 'batches' else 1} or more")
-    predictor = predictor_of(model, prompts)
+    predictor = _for_source(predictor_of(model, prompts), source)
     closed = covers(predictor, source)
     if exact and not closed:
         raise ValueError("exact: got True where no closed form covers the model on the source, wants None or False")
@@ -114,6 +118,26 @@ def predictor_of(model: Any, prompts: bool = True) -> Predictor:
     if isinstance(getattr(model, "model", None), Model):
         return Predictor(model.model.op, model.params, model.model.op_options)
     raise TypeError(f"model: got a {type(model).__name__}, wants a Run, a model of fastlin.models or a Family")
+
+
+def _for_source(predictor: Predictor, source: Source) -> Predictor:
+    """The predictor with as many tasks as the source has, where its own are alike; else they must be as many."""
+    params = dict(predictor.params)
+    for name, dimension in (("p", 1), ("v", -2), ("h", -2)):
+        value = params.get(name)
+        if value is None:
+            continue
+        if value.shape[-1] != source.m:
+            raise ValueError(f"source: has token width {source.m}, wants {value.shape[-1]}, that of the model")
+        if value.shape[dimension] != source.K:
+            first = value.narrow(dimension, 0, 1)
+            if not torch.allclose(value, first.expand_as(value), rtol=0.0, atol=0.0, equal_nan=True):
+                of_model = f"{value.shape[dimension]}, since the model has its own {name} for each"
+                raise ValueError(f"source: has {source.K} tasks, wants {of_model}")
+            shape = list(value.shape)
+            shape[dimension] = source.K
+            params[name] = first.expand(shape)
+    return predictor._replace(params=params)
 
 
 def covers(predictor: Predictor, source: Any) -> bool:

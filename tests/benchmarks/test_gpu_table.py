@@ -64,6 +64,9 @@ def test_rows_are_run_cold_and_warm_and_written(monkeypatch):
     there = {"triton": {"available": False}, "eager": {"available": True}}
     sized = gpu.without_missing(sized, there)
     assert list(sized.row.entrants) == ["op", "op, CUDA graph"]
+    drawn = next(sized for sized in gpu.ROWS if sized.row.name == "sampled")
+    assert list(gpu.without_missing(drawn, there).row.shapes) == ["op"]
+    assert list(gpu.without_missing(drawn, {"triton": {"available": True}}).row.shapes) == ["op", "triton"]
     clocked, resets = [], []
 
     def stopwatch(call, calls):
@@ -145,16 +148,30 @@ def test_pytest_is_run_and_a_crash_is_a_failure(tmp_path):
 def test_the_check_runs_tests_then_measures_and_writes_both_reports(tmp_path, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(gpu_machine, "why_not", lambda backend: None)
-    monkeypatch.setattr(gpu_check, "run_tests", lambda name, arguments, folder: ran.append(name) or PASSED)
+    monkeypatch.setattr(gpu_check, "run_tests", lambda name, arguments, folder: ran.append((name, arguments)) or PASSED)
     monkeypatch.setattr(gpu, "measure", lambda backend, names, quick: (MACHINE, LIMITS, [measured()]))
     out = tmp_path / "a" / "report"
     assert gpu_check.main(["--out", str(out)]) == 0
-    assert ran == ["gpu", "others"]
+    assert ran[0] == ("gpu", ["-m", "gpu"])
+    assert ran[1][0] == "others"
     assert sorted(path.name for path in out.iterdir()) == ["report.json", "report.md"]
     record = json.loads((out / "report.json").read_text())
     assert record["machine"]["device"] == "Test GPU"
     assert record["complaints"] == []
     assert f"the report is in {out}" in capsys.readouterr().out
+
+
+def test_on_amd_it_is_triton_that_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_machine.why_not("triton").startswith("torch finds no GPU")
+    assert gpu_machine.published(SimpleNamespace(clock_rate=1, memory_clock_rate=1)) == (None, None)
+    asked = []
+    monkeypatch.setattr(gpu_machine, "why_not", lambda backend: asked.append(backend))
+    monkeypatch.setattr(gpu_check, "run_tests", lambda name, arguments, folder: asked.append(arguments) or PASSED)
+    monkeypatch.setattr(gpu, "measure", lambda backend, names, quick: (MACHINE, LIMITS, [measured()]))
+    assert gpu_check.main(["--out", str(tmp_path)]) == 0
+    assert asked[:2] == ["triton", ["-m", "gpu", "tests/triton"]]
 
 
 def test_peaks_are_those_of_the_clocks():

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from helpers import DOUBLE, assert_close
@@ -65,6 +66,27 @@ def test_a_member_of_the_family():
     assert ((sampled.error[:, 0] - found.error[[0, 5], 0]).abs() < 5 * sampled.standard_error[:, 0]).all()
 
 
+def test_tasks_that_the_model_treats_alike_may_be_any_number():
+    """The error on a mixture is the average over its tasks, of the family and of a model of one task."""
+    mixture = SOURCES["mixture"]
+    alone = [fl.TaskMixture(mixture.means[k : k + 1], mixture.covariances[k : k + 1], [1.0], **SAME) for k in range(2)]
+    for model in (family(), trained(TASK)):
+        each = [fl.evaluate(model, one, [0, 4]).error for one in alone]
+        found = fl.evaluate(model, mixture, [0, 4])
+        assert_close(found.error, 0.3 * each[0] + 0.7 * each[1], 1e-12)
+        sampled = fl.evaluate(model, mixture, [0, 4], exact=False, batches=40)
+        assert ((found.error - sampled.error).abs() < 5 * sampled.standard_error).all()
+    assert fl.evaluate(trained(mixture), TASK, 3).error.shape == (1, 3)
+    heads = trained(mixture, "heads")
+    with pytest.raises(ValueError, match=r"^source: has 1 tasks, wants 2, since the model has its own v for each$"):
+        fl.evaluate(heads, TASK, 3)
+
+
+def test_shots_may_be_numbers_of_numpy_and_torch():
+    for shots in (np.int64(3), np.arange(3, 4), torch.tensor([3]), torch.tensor(3)):
+        assert fl.evaluate(family(), TASK, shots).shots == (3,)
+
+
 def test_stacks_and_points_are_sampled():
     stack = trained(TASK, "pretrain", model="stack", layers=2)
     for model, source in ((stack, TASK), (family(), fl.PointSet.drawn(TASK, 50))):
@@ -87,7 +109,14 @@ def test_more_batches_and_other_seeds():
     [
         ({"model": 3}, TypeError, "model: got a int"),
         ({"source": fl.FixedTask}, TypeError, "source: got a ABCMeta, wants a task source"),
+        (
+            {"source": fl.FixedTask([1.0, 0.0, 0.0])},
+            ValueError,
+            "source: has token width 4, wants 5",
+        ),
         ({"shots": [-1]}, ValueError, "shots: "),
+        ({"shots": []}, ValueError, "shots: got none, wants at least one"),
+        ({"shots": 1.5}, TypeError, "shots: got 1.5 (float), wants an integer"),
         ({"batches": 1}, ValueError, "batches: got 1, wants 2 or more"),
         ({"batch": 0}, ValueError, "batch: got 0, wants 1 or more"),
     ],

@@ -369,6 +369,16 @@ def test_wrong_arguments_are_named():
         ),
         (lambda: ff.error(family, theta, 1, cov=torch.eye(2)), r"^cov: wants shape \(3, 3\), got \(2, 2\)"),
         (lambda: ff.error(family, theta, 1, cov=torch.ones(3, 3).triu()), "^cov: wants a symmetric matrix"),
+        (
+            lambda: ff.pretrained(3, cov=-torch.eye(3)),
+            "^cov: wants a positive semi-definite matrix, got the eigenvalue -1",
+        ),
+        (
+            lambda: ff.average_scalar(2, 1, task_cov=[[1.0, 2.0], [2.0, 1.0]]),
+            "^task_cov: wants a positive semi-definite",
+        ),
+        (lambda: ff.pretrained(2.5), "^d: wants a non-negative integer, got 2.5"),
+        (lambda: ff.pretrained(0), "^d: wants at least one feature, got 0"),
         (lambda: ff.pretrained(3, shots=-2), "^shots: wants a non-negative integer, got -2"),
         (lambda: ff.value_tuned(torch.ones(2, 2)), r"^theta0: wants shape \(d,\), got \(2, 2\)"),
         (lambda: ff.best_scalar(theta, torch.zeros(3), 4), "^theta: wants a task that is not zero"),

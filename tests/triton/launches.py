@@ -159,7 +159,8 @@ def main():
                 start = time.perf_counter()
                 made = compiled(kernel, arguments, TARGETS[target])
                 row = {"call": name, "kernel": kernel.fn.__name__, "m": given.width, "dtype": given.dtype}
-                row |= {"target": target, "fused": arguments["enable_fp_fusion"], **resources(made, TARGETS[target])}
+                row |= {"target": target, "fused": arguments["enable_fp_fusion"], "triton": triton.__version__}
+                row |= resources(made, TARGETS[target])
                 print(json.dumps({**row, "seconds": round(time.perf_counter() - start, 1)}))
                 sys.stdout.flush()
 

@@ -1,5 +1,6 @@
 """The kernels compile for GPUs that are not here, within budgets of registers, stack and shared memory."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import NEXT_TRITON, needs_next_triton
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -20,22 +22,33 @@ ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
 MAIN = ["layer", "stack", "sampled stack"]
 
 
-def compiled(*arguments, site=None, folder=None):
-    """Rows of the program, and their table on the test's output."""
-    path = os.pathsep.join(filter(None, [folder, site, os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2])]))
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    command = [sys.executable, PROGRAM, *map(str, arguments)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    rows = [json.loads(line) for line in run.stdout.splitlines()]
-    print(f"{'call':16} {'kernel':17}   m dtype    target  {'regs':>4} {'stack':>5} {'shared':>6} {'s':>5}")
+def table(rows):
+    """Rows of the program for people."""
+    lines = [f"{'call':16} {'kernel':17}   m dtype    target  {'regs':>4} {'stack':>5} {'shared':>6} {'s':>5}"]
     for row in rows:
-        print(
+        lines.append(
             f"{row['call']:16} {row['kernel']:17} {row['m']:3} {row['dtype']:8} {row['target']:7} "
             f"{row['registers']:4} {row['stack']:5} {row['shared']:6} {row['seconds']:5} "
             + " ".join(f"{name}:{count}" for name, count in row["opcodes"].items() if count)
         )
-    return rows
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def compiled(record_property):
+    """Rows of the program; their table is shown in the summary of the tests."""
+
+    def run(*arguments, site=None):
+        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2])]))
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+        command = [sys.executable, PROGRAM, *map(str, arguments)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        record_property("table", table(rows))
+        return rows
+
+    return run
 
 
 def check(row, stack=16):
@@ -49,7 +62,7 @@ def check(row, stack=16):
 
 
 @pytest.mark.parametrize("target", [*NVIDIA, "gfx942"])
-def test_default_configuration(target, request):
+def test_default_configuration(target, request, compiled):
     calls = [] if request.config.getoption("--triton-sweep") or target == "sm_90" else ["--calls", *MAIN]
     rows = compiled("--targets", target, *calls)
     assert {"stream_kernel", "attention_kernel", "sum_runs_kernel", "task_kernel"} <= {row["kernel"] for row in rows}
@@ -59,26 +72,27 @@ def test_default_configuration(target, request):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("m", [11, 21])
-def test_other_widths_and_float64(m, dtype):
+def test_other_widths_and_float64(m, dtype, compiled):
     for row in compiled("--targets", "sm_90", "--width", m, "--dtype", dtype, "--calls", "layer", "stack"):
         check(row)
 
 
-def test_the_widest_tokens():
+def test_the_widest_tokens(compiled):
     """At M = 64 a matrix takes 16 registers of each thread: the stack spills, the layer does not."""
     for row in compiled("--targets", "sm_90", "--width", 33, "--calls", "layer", "stack"):
         check(row, 16 if row["kernel"] != "attention_kernel" else 1024)
 
 
-def test_tensor_cores_are_there_when_they_are_asked_for():
+def test_tensor_cores_are_there_when_they_are_asked_for(compiled):
     rows = compiled("--targets", "sm_80", "--calls", "stack", "--precision", "tf32")
     (row,) = [row for row in rows if row["kernel"] == "attention_kernel"]
     assert row["opcodes"]["HMMA"] > 0
     assert row["stack"] <= 16
 
 
-@pytest.mark.skipif("FASTLIN_NEXT_TRITON" not in os.environ, reason="FASTLIN_NEXT_TRITON names no folder with triton")
-def test_the_next_triton():
-    """The newest version, installed in a folder of its own: pip install --no-deps --target FOLDER triton."""
-    for row in compiled("--targets", "sm_90", "--calls", "layer", "stack", site=os.environ["FASTLIN_NEXT_TRITON"]):
+@needs_next_triton
+def test_the_next_triton(compiled):
+    rows = compiled("--targets", "sm_90", "--calls", "layer", "stack", site=NEXT_TRITON)
+    assert {row["triton"] for row in rows} != {importlib.metadata.version("triton")}
+    for row in rows:
         check(row)

@@ -7,18 +7,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import NEXT_TRITON, needs_next_triton
 
-FOLDER = Path(__file__).parent / "interpreted"
+FOLDER = Path(__file__).parent / "kernels"
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def run(*arguments, site=None):
+    """Pytest on the interpreter's tests; `site` has a triton that comes before the installed one."""
+    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov", *arguments]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
 
 
 @needs_triton
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_suite(file, request):
     sweep = ["--triton-sweep"] if request.config.getoption("--triton-sweep") else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:cov", *sweep, FOLDER / file]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    print(run.stdout[-3000:])
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
-    assert " passed" in run.stdout
+    run(*sweep, FOLDER / file)
+
+
+@needs_next_triton
+def test_the_next_triton():
+    """A problem or more for each kernel: both paths over tokens, Gram matrices, drawn sequences, half precision."""
+    some = "test_floats or test_predictions or half_precision or losses_are_those or chi_variates"
+    run(FOLDER, "-k", some, site=NEXT_TRITON)

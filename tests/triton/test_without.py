@@ -51,24 +51,3 @@ def test_a_triton_that_does_not_load(monkeypatch):
     finally:
         triton.why_missing.cache_clear()
     assert reason == "triton does not load: ImportError: no such library"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@pytest.mark.parametrize(
-    "op", ["prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss", "predict", "stack_predict"]
-)
-def test_on_a_gpu(op):
-    """What the interpreter shows, where a GPU is: float32 against the reference in float64, within eager's budget."""
-    from dataclasses import replace
-
-    from helpers import DOUBLE, assert_within_budget, results
-
-    single = make(op, B=200, n=17, m=11, R=2, L=2, scale=0.3, dtype=torch.float32)
-    exact = results(single.to(DOUBLE), fl.reference)
-    inputs = {name: None if t is None else t.cuda() for name, t in single.inputs.items()}
-    there = replace(single, inputs=inputs, y=single.y.cuda(), task=single.task.cuda())
-    found, eager = (
-        {name: t.cpu() for name, t in results(there, backend=backend).items()} for backend in ("triton", "eager")
-    )
-    assert_within_budget(found, eager, exact)

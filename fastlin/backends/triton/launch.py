@@ -144,7 +144,7 @@ def _inputs(
         strides: tuple[int, ...] = (0,) * 5
         given.update(X=None, Q=None, B=drawn.draw.batch, n=drawn.draw.n)
     else:
-        x, q = map(_readable, problem.data)
+        x, q = _readable(problem.data[0], 2 if problem.is_gram else 1), _readable(problem.data[1])
         strides = (*x.stride(), *q.stride())
         given.update(X=x, Q=q, B=q.shape[0], n=x.shape[1])
     return given | dict(zip(("sb", "si", "sj", "qb", "qj"), strides, strict=True))
@@ -364,11 +364,22 @@ def _launch(kernel: Any, programs: int, like: Tensor, **arguments: Any) -> None:
         kernel[(programs,)](**arguments, **OPTIONS)
 
 
-def _readable(tensor: Tensor) -> Tensor:
-    """The tensor, with any strides, when its memory holds its numbers; else a copy."""
-    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg()
+def _readable(tensor: Tensor, inner: int = 1) -> Tensor:
+    """Data with any strides when their memory holds their numbers; else a copy.
+
+    Kernels count sequences and tokens in 64 bits, and in 32 the last `inner` dimensions, the entries of a token or of a
+    matrix: where these lie farther apart, as in memory that has the batch last, they are copied too.
+    """
+    tensor = _in_memory(tensor)
+    farthest = max(tensor.stride()[-inner:]) * plan.padded(tensor.shape[-1])
+    return tensor.contiguous() if farthest >= 2**31 else tensor
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
     """A contiguous tensor whose memory holds its numbers."""
-    return None if tensor is None else _readable(tensor).contiguous()
+    return None if tensor is None else _in_memory(tensor).contiguous()
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """The tensor without torch's marks for zeros and for a sign that memory does not have."""
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg()

@@ -70,14 +70,27 @@ class FamilyOptimum:
         return self.loss
 
 
-def covariance(name: str, value: Any, d: int) -> Tensor:
+def symmetric(name: str, value: Any, d: int) -> Tensor:
     """A symmetric (d, d) matrix, the identity for None."""
+    d = check_shots(d, "d")
+    if d == 0:
+        raise ValueError("d: wants at least one feature, got 0")
     if value is None:
         return identity(d)
     matrix = as_float64(name, value)
     check_shape(name, matrix, (d, d))
     if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-9):
         raise ValueError(f"{name}: wants a symmetric matrix, got one that is not")
+    return matrix
+
+
+def covariance(name: str, value: Any, d: int) -> Tensor:
+    """A positive semi-definite (d, d) matrix, the identity for None."""
+    matrix = symmetric(name, value, d)
+    if value is not None:
+        lowest = float(torch.linalg.eigvalsh(matrix.detach())[0])
+        if lowest < -1e-9 * float(matrix.detach().abs().max()):
+            raise ValueError(f"{name}: wants a positive semi-definite matrix, got the eigenvalue {lowest:.3g}")
     return matrix
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastlin.theory._checks import as_float64, check_shape, check_shot_counts, check_shots, check_variance
-from fastlin.theory.forgetting.family import Family, covariance, pretrained
+from fastlin.theory.forgetting.family import Family, covariance, pretrained, symmetric
 
 
 def tasks(name: str, value: Any, d: int | None = None) -> Tensor:
@@ -131,7 +131,7 @@ def quadratic_form(Q: Any, theta: Any, n: int, cov: Any = None, noise_var: float
     theta = as_float64("theta", theta)
     check_shape("theta", theta, ("d",))
     d = theta.shape[0]
-    S, Q = covariance("cov", cov, d), covariance("Q", Q, d)
+    S, Q = covariance("cov", cov, d), symmetric("Q", Q, d)
     n, s2 = check_shots(n), check_variance(noise_var)
     N = n + 1
     m1, M2 = query_moments(S, Q, 0.0)

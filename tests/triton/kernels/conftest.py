@@ -1,19 +1,22 @@
 """These tests run in Triton's interpreter, which must be chosen before a kernel is imported: in a process of their own.
 
-`tests/triton/test_interpreter.py` starts it. By hand: TRITON_INTERPRET=1 pytest tests/triton/interpreted
+`tests/triton/test_interpreter.py` starts it. By hand: TRITON_INTERPRET=1 pytest tests/triton/kernels. Without that
+variable they run on a GPU, or are skipped with the reason.
 """
 
-import os
+import contextlib
 
 import pytest
+from helpers import TRITON_DEVICE, poisoned
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
+IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def language_patched_once():
     """A call from kernel to function patches the function's language anew, 2 ms each: the first time is enough."""
+    if not IS_INTERPRETED:
+        return
     from triton.runtime.interpreter import InterpretedFunction
 
     slow, seen = InterpretedFunction.__call__, set()
@@ -29,7 +32,5 @@ def language_patched_once():
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    from helpers import poisoned
-
-    with poisoned():
+    with poisoned() if IS_INTERPRETED else contextlib.nullcontext():
         yield

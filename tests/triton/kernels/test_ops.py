@@ -1,13 +1,17 @@
-"""Every op in the interpreter against the paper taken literally, in float64, and in float32 within eager's budget."""
+"""Every op, in the interpreter or on a GPU: the paper taken literally in float64, and eager's budget in float32."""
 
 from itertools import product
 
+import helpers
 import pytest
 import torch
-from helpers import DOUBLE, LOSSES, PREDICTIONS, assert_close, assert_within_budget, gradients, make, results
+from helpers import DOUBLE, LOSSES, PREDICTIONS, TRITON_DEVICE, assert_close, assert_within_budget, gradients, results
 
 import fastlin as fl
 from fastlin.backends import triton
+
+IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
+pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu("triton")]
 
 # Widths on both sides of the padded ones, 16, 32 and 64, lengths around a block of 16 tokens, batches around a tile of
 # 4, 2 or 1 sequences (float64).
@@ -19,6 +23,11 @@ OPTIONS = {
     "weight": {"weight": [0.2, 0.5, 0.3], "scale": 0.3},
 }
 SKIPS = ({}, {"first_skip": True, "residual": 1.7}, {"first_skip": False, "residual": 0.5})
+
+
+def make(op, **given):
+    """A problem where the kernels run."""
+    return helpers.make(op, **given).on(TRITON_DEVICE)
 
 
 def check(case, path=None):
@@ -114,7 +123,7 @@ def test_inputs_are_read_where_they_are(op, layout):
     for name in (first, "q"):
         x = case.inputs[name]
         if layout == "sliced":
-            wide = torch.full((x.shape[0] * 2, *x.shape[1:-1], x.shape[-1] + 3), torch.nan, dtype=x.dtype)
+            wide = x.new_full((x.shape[0] * 2, *x.shape[1:-1], x.shape[-1] + 3), torch.nan)
             wide[::2, ..., 1:-2] = x
             view = wide[::2, ..., 1:-2]
         elif layout == "permuted":
@@ -125,6 +134,24 @@ def test_inputs_are_read_where_they_are(op, layout):
     exact = case.differentiable()
     assert_close(case(backend="triton"), case(fl.reference))
     assert_close(gradients(exact, backend="triton"), gradients(exact, fl.reference))
+
+
+def test_entries_that_are_far_apart_are_copied():
+    """Kernels count the entries of a token in 32 bits; a tensor without memory shows what would be read in place."""
+    from fastlin.backends.triton import launch
+
+    far, near = 2**27, 2**27 - 1  # a width of 3 is padded to 16
+    for shape, strides, inner, is_copied in (
+        ((2, 4, 3), (4, 1, far), 1, True),
+        ((2, 4, 3), (4, 1, near), 1, False),
+        ((2, 4, 3), (2**40, far, 1), 1, False),  # tokens may be anywhere
+        ((2, 3, 3), (3, far, 1), 2, True),
+        ((2, 3, 3), (3, 1, far), 2, True),
+        ((2, 3, 3), (2**40, near, 1), 2, False),
+        ((2, 3), (1, far), 1, True),
+    ):
+        given = torch.empty_strided(shape, strides, device="meta")
+        assert (launch._readable(given, inner).stride() != strides) == is_copied, (shape, strides)
 
 
 @pytest.mark.parametrize("B", [0, 5])
@@ -192,7 +219,7 @@ def test_sweep(problem):
 
 def test_named_precisions():
     assert triton.precision() == "ieee"
-    with triton.using("tf32"):
+    with triton.using(precision="tf32"):
         assert triton.precision() == "tf32"
     with pytest.raises(ValueError, match="precision is 'fp8'; wants one of 'ieee', 'tf32'"), triton.using("fp8"):
         pass
@@ -200,13 +227,12 @@ def test_named_precisions():
 
 
 def test_what_it_does_not_serve():
-    device = torch.device("cpu")
-    assert triton.supports("prompt_loss", device, torch.float32, 64) is None
-    assert triton.supports("prompt_loss", device, torch.float32, 65) == "m = 65 is above 64"
-    assert "wants torch.float32 or torch.float64" in triton.supports("prompt_loss", device, torch.float16, 3)
-    assert "wants the cpu, where Triton's interpreter" in triton.supports(
-        "prompt_loss", torch.device("cuda"), torch.float32, 3
-    )
+    assert triton.supports("prompt_loss", TRITON_DEVICE, torch.float32, 64) is None
+    assert triton.supports("prompt_loss", TRITON_DEVICE, torch.float32, 65) == "m = 65 is above 64"
+    assert "wants torch.float32 or torch.float64" in triton.supports("prompt_loss", TRITON_DEVICE, torch.float16, 3)
+    other = torch.device("cuda" if IS_INTERPRETED else "cpu")
+    wanted = "wants the cpu, where Triton's interpreter" if IS_INTERPRETED else "wants a GPU"
+    assert wanted in triton.supports("prompt_loss", other, torch.float32, 3)
     with pytest.raises(fl.BackendError, match="backend 'triton' cannot serve this call: m = 65 is above 64"):
         make("prompt_loss", m=65, backend="triton")()
 
