@@ -27,8 +27,8 @@ def one_thread() -> Iterator[None]:
 def _after_fork() -> None:
     """Go on with one thread in a forked child.
 
-    libgomp's team, which torch and the kernels share, stays with the parent, and a child that asks it for work waits for
-    ever. One thread does not ask.
+    libgomp's team, which torch and the kernels share, stays with the parent, and a child that asks it for work waits
+    for ever. One thread does not ask.
     """
     torch.set_num_threads(1)
 

@@ -23,11 +23,13 @@ from fastlin.ops.sampled import Source
 from fastlin.theory import forgetting
 from fastlin.theory.forgetting import FamilyOptimum
 from fastlin.training import streams
-from fastlin.training.loop import Estimate, Job, sampled_risk
+from fastlin.training.job import Job
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.record import Folder
 from fastlin.training.regimes import REGIMES, Regime, choice, named
+from fastlin.training.risk import Estimate, sampled_risk
+from fastlin.training.team import ALONE, Team, team_of
 
 _OPTIMA = {
     "plain": theory.plain,
@@ -75,6 +77,10 @@ class Plan:
     dtype, device, backend
     config : dict
         Everything that decides the numbers, in values that JSON has.
+    shards : int or None
+        Pieces of each batch whose sums are added in order; None is one for each process.
+    team : Team
+        The processes that train together.
     """
 
     regime: Regime
@@ -89,6 +95,8 @@ class Plan:
     device: torch.device
     backend: str
     config: dict[str, Any]
+    shards: int | None = None
+    team: Team = ALONE
 
     @classmethod
     def of(
@@ -110,6 +118,8 @@ class Plan:
         dtype: torch.dtype | str,
         device: torch.device | str,
         backend: str,
+        shards: int | None = None,
+        distributed: bool | None = False,
     ) -> Plan:
         """Check the arguments of `train` and resolve them, before any work."""
         row = named(regime)
@@ -160,6 +170,8 @@ class Plan:
             "dtype": str(number).removeprefix("torch."),
             "sources": {name: _described(source) for name, source in sources.items()},
         }
+        if shards is not None:
+            shards = config["shards"] = _count("shards", shards)
         if protocol.optimiser_class in COUPLED and shape.trials > 1:
             kind_name = protocol.optimiser_class.__name__
             raise ValueError(
@@ -167,7 +179,8 @@ class Plan:
             )
         if protocol.optimiser_class is not None:
             protocol.make_optimiser([torch.nn.Parameter(torch.zeros(1, 1))])
-        return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, number, device, backend, config)
+        team, count = team_of(device, distributed), sizes["records"]
+        return cls(row, protocol, sources, n, seed, count, kind, shape, number, device, backend, config, shards, team)
 
     def model(self) -> Model:
         """The model at its start."""
@@ -242,6 +255,7 @@ class Plan:
             batch=batch,
             prompts=prompts,
             backend=self.backend,
+            team=self.team,
         )
 
     def _exact(self, model: Model, prompts: bool) -> Tensor | None:
@@ -314,6 +328,8 @@ class Plan:
             folder=folder,
             checkpoint_seconds=checkpoint_seconds,
             progress=progress,
+            team=self.team,
+            shards=self.shards,
         )
 
     def _training_sources(self) -> dict[str, Source]:
@@ -328,7 +344,8 @@ class Plan:
         """Versions, backend and machine."""
         serves = _serving(self.kind, self.backend, self.device, self.dtype, self.shape.width)
         machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
-        return {"backend": serves, "device": str(self.device), "machine": machine, "info": info()}
+        where = {"device": str(self.device), "machine": machine, "processes": self.team.size}
+        return {"backend": serves, **where, "info": info()}
 
 
 def _serving(kind: str, backend: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
