@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _CPU = torch.device("cpu")
 
 
@@ -150,7 +153,11 @@ def joined(device: str) -> Iterator[str]:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    # The store outlives processes that are started anew, and what these read must not be what the dead had written.
+    store = PrefixStore(f"fastlin/{os.environ.get(_RESTARTS, '0')}/{size}", store)
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         yield device
     finally:
@@ -169,4 +176,4 @@ def folder(out: Path) -> Iterator[Path]:
 
 def restarted() -> bool:
     """Whether torchrun has started this process anew, after another one had died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get(_RESTARTS, "0")) > 0
