@@ -160,6 +160,7 @@ def _add_train(commands: Any) -> None:
     command.add_argument(
         "--shards", type=int, metavar="S", help="pieces of a batch: the same bits for any number of processes"
     )
+    command.add_argument("--memory", metavar="BYTES", help="of a step, such as 500M or 4G: trials go in chunks (2G)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
     command.set_defaults(run=_train)
@@ -289,7 +290,7 @@ def _train(options: argparse.Namespace) -> None:
         setting = setting.with_lengths(options.n)
     out = options.out or Path("runs") / Path(options.config).stem
     names = ("model", "layers", "attention_heads", "prompt_tokens", "preset", "steps", "batch", "lr", "trials", "seed")
-    given = {name: getattr(options, name) for name in (*names, "dtype", "backend", "shards")}
+    given = {name: getattr(options, name) for name in (*names, "dtype", "backend", "shards", "memory")}
     values = dict(map(_value, options.values))
     for name in {**given, "device": None, "n": None, "out": None, "resume": None}:
         if name in values:

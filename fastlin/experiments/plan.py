@@ -24,6 +24,7 @@ from fastlin.theory import forgetting
 from fastlin.theory.forgetting import FamilyOptimum
 from fastlin.training import streams
 from fastlin.training.job import Job
+from fastlin.training.memory import DEFAULT, Step, size_in_bytes
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.record import Folder
@@ -81,6 +82,8 @@ class Plan:
         Pieces of each batch whose sums are added in order; None is one for each process.
     team : Team
         The processes that train together.
+    memory : int
+        Bytes that a step may take.
     """
 
     regime: Regime
@@ -97,6 +100,7 @@ class Plan:
     config: dict[str, Any]
     shards: int | None = None
     team: Team = ALONE
+    memory: int = DEFAULT
 
     @classmethod
     def of(
@@ -120,6 +124,7 @@ class Plan:
         backend: str,
         shards: int | None = None,
         distributed: bool | None = False,
+        memory: int | str | None = None,
     ) -> Plan:
         """Check the arguments of `train` and resolve them, before any work."""
         row = named(regime)
@@ -179,8 +184,23 @@ class Plan:
             )
         if protocol.optimiser_class is not None:
             protocol.make_optimiser([torch.nn.Parameter(torch.zeros(1, 1))])
-        team, count = team_of(device, distributed), sizes["records"]
-        return cls(row, protocol, sources, n, seed, count, kind, shape, number, device, backend, config, shards, team)
+        return cls(
+            row,
+            protocol,
+            sources,
+            n,
+            seed,
+            sizes["records"],
+            kind,
+            shape,
+            number,
+            device,
+            backend,
+            config,
+            shards=shards,
+            team=team_of(device, distributed),
+            memory=size_in_bytes(memory),
+        )
 
     def model(self) -> Model:
         """The model at its start."""
@@ -256,7 +276,22 @@ class Plan:
             prompts=prompts,
             backend=self.backend,
             team=self.team,
+            trials_at_once=self._trials_at_once(model, source, batch, n),
         )
+
+    def _trials_at_once(self, model: Model, source: Source, batch: int, n: int) -> int:
+        """Trials that are taken in one go on so many sequences."""
+        step = Step(
+            shape=self.shape,
+            parameters=sum(raw.numel() for raw in model.parameters()) // self.shape.trials,
+            backend=_serving(self.kind, self.backend, self.device, self.dtype, self.shape.width),
+            linear=model.linear,
+            drawn=hasattr(source, "draw") and self.backend not in ("eager", "reference"),
+            batch=batch,
+            n=n,
+            itemsize=self.dtype.itemsize,
+        )
+        return step.trials_at_once(self.memory)
 
     def _exact(self, model: Model, prompts: bool) -> Tensor | None:
         """Population risk (R,) by a closed form; None where none covers the model on its source."""
@@ -314,11 +349,19 @@ class Plan:
 
     def job(self, folder: Folder | None = None, checkpoint_seconds: float = 60.0, progress: bool | None = None) -> Job:
         """What the loop is to do, with the model at its start."""
+        model, protocol = self.model(), self.protocol
+        largest = protocol.batch * (self.shape.tasks if protocol.batch_per_task else 1)
+        piece = -(-largest // (self.shards or self.team.size))
+        shots = max(
+            self.n if term.shots is None else term.shots for phase in self.regime.phases for term in phase.objective
+        )
+        sources = self._training_sources()
+        at_once = min(self._trials_at_once(model, source, piece, shots) for source in sources.values())
         return Job(
-            model=self.model(),
+            model=model,
             regime=self.regime,
             protocol=self.protocol,
-            sources=self._training_sources(),
+            sources=sources,
             n=self.n,
             seed=self.seed,
             risk=self.risk,
@@ -330,6 +373,7 @@ class Plan:
             progress=progress,
             team=self.team,
             shards=self.shards,
+            seeds_at_once=max(at_once // max(len(self.regime.variants), 1), 1),
         )
 
     def _training_sources(self) -> dict[str, Source]:

@@ -125,6 +125,7 @@ def train(
     checkpoint_seconds: float = 10.0,
     shards: int | None = None,
     distributed: bool | None = None,
+    memory: int | str | None = None,
     **values: Any,
 ) -> Run:
     """Train R trials of a model on fresh sequences of a task source.
@@ -175,6 +176,9 @@ def train(
     distributed : bool, optional
         Whether the processes of torch.distributed's process group share each batch, all having called this with the
         same arguments; by default when there is such a group. The first process alone reads and writes `out`.
+    memory : int or str, optional
+        Bytes that a step of a process may take, or a text such as "500M" or "4G"; 2 GiB by default. Trials are taken in
+        chunks that fit; one that does not fit is refused.
     **values
         Any field of `fastlin.training.protocol.Protocol` in place of the preset's: optimiser, schedule, clip, ...
 
@@ -201,6 +205,7 @@ def train(
         backend=backend,
         shards=shards,
         distributed=distributed,
+        memory=memory,
     )
     if isinstance(checkpoint_seconds, bool) or not isinstance(checkpoint_seconds, (int, float)):
         raise TypeError(f"checkpoint_seconds: got {checkpoint_seconds!r}, wants a number >= 0")

@@ -7,6 +7,7 @@ all that a run is at a step, and a loop that is given it goes on with the same b
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -200,6 +201,7 @@ class Loop:
 
     def _record(self, index: int) -> None:
         """Mean losses since the last record, and the risk now."""
+        self._compare_parameters()
         with torch.no_grad():
             risk, error = self.job.risk(self.job.model, self.job.regime.phases[index].prompts)
         record: dict[str, Any] = {
@@ -214,6 +216,19 @@ class Loop:
         self._add(record)
         self._total = torch.zeros_like(self._total)
         self._summed = 0
+
+    def _compare_parameters(self) -> None:
+        """Raise when processes that train together do not hold the same bits: machines may round differently."""
+        team = self.job.team
+        if team.size == 1:
+            return
+        held = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.job.model.parameters()]
+        own = hashlib.sha256(b"".join(held)).hexdigest()
+        if team.told(lambda: (own, {}))[0] != own:
+            raise RuntimeError(
+                f"train: process {team.rank} of {team.size} holds other parameters than process 0 at step {self.step}; "
+                "wants machines that compute alike: the same versions and instruction set (fastlin info)"
+            )
 
     def _numbers(self, values: Tensor) -> list[float | None]:
         """One for each trial; None for those that have diverged, or are about to."""

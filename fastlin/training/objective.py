@@ -21,6 +21,7 @@ from torch import Tensor
 from fastlin.data.sources import TaskMixture
 from fastlin.ops.sampled import Source, Stream
 from fastlin.training.job import Job
+from fastlin.training.memory import chunks
 from fastlin.training.regimes import Phase, Regime, Term, keyed
 
 _SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -65,23 +66,18 @@ class Objective:
         self._in_pieces = job.team.size > 1 or job.shards is not None
         pieces = job.shards or job.team.size
         self._rows = job.shards or 1
-        chunks = self._chunks()
+        variants = max(len(job.regime.variants), 1)
+        parts = chunks(job.model.shape.trials // variants, job.seeds_at_once)
         terms = range(len(phase.objective))
         # Row of the buffer and terms, for each piece of this process and each chunk.
         self._units: list[tuple[int, list[Draw]]] = [
             (piece if job.shards else 0, [self._draw(i, piece, pieces, seeds) for i in terms])
             for piece in job.team.share(pieces)
-            for seeds in chunks
+            for seeds in parts
         ]
-        whole = [self._draw(i, 0, 1, chunks[0]) for i in terms]
+        whole = [self._draw(i, 0, 1, parts[0]) for i in terms]
         self.turns = max(len(draw.sources) for draw in whole)
         self.sequences = self.turns * sum(draw.batch for draw in whole)
-
-    def _chunks(self) -> list[range]:
-        """Trials that are taken in one go, as seeds, each with all its variants."""
-        seeds = self.job.model.shape.trials // max(len(self.job.regime.variants), 1)
-        size = self.job.seeds_at_once or seeds
-        return [range(first, min(first + size, seeds)) for first in range(0, seeds, size)]
 
     def _draw(self, index: int, piece: int, pieces: int, seeds: range) -> Draw:
         job, phase, term = self.job, self.phase, self.phase.objective[index]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
+from fastlin.training.memory import chunks
 from fastlin.training.team import ALONE, Team
 
 
@@ -48,13 +49,17 @@ def sampled_risk(
     prompts: bool,
     backend: str,
     team: Team = ALONE,
+    trials_at_once: int | None = None,
 ) -> Estimate:
     """Risk on fresh sequences, from the means of batches, which the processes of a team share."""
     losses = torch.zeros(batches, model.shape.trials, dtype=torch.float64, device=model.attention_unit.device)
     place: dict[str, Any] = {"seed": seed, "stream": stream, "prompts": prompts, "backend": backend}
+    parts = chunks(model.shape.trials, trials_at_once)
+    rows = [None if len(parts) == 1 else torch.tensor(part, device=losses.device) for part in parts]
     with torch.no_grad():
         for i in team.share(batches):
-            losses[i] = model.loss(source, n, batch, step=i, **place)[0]
+            own = [model.loss(source, n, batch, step=i, rows=some, **place)[0] for some in rows]
+            losses[i] = torch.cat(own)
     team.add(losses)
     return Estimate(
         losses.mean(0),

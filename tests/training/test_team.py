@@ -118,6 +118,15 @@ def test_a_source_that_draws_tasks_in_its_own_way_is_refused_where_shares_are_no
         sums(plan, 0, 0, shards=2)
 
 
+def test_parameters_that_differ_between_processes_are_seen(monkeypatch):
+    loop, _ = begun(plan_of(), 0, team=Team(1, 2))
+    monkeypatch.setattr(Team, "told", lambda self, make: make())
+    loop._compare_parameters()
+    monkeypatch.setattr(Team, "told", lambda self, make: ("other", {}))
+    with pytest.raises(RuntimeError, match="process 1 of 2 holds other parameters than process 0 at step 0"):
+        loop._compare_parameters()
+
+
 @pytest.mark.parametrize("first", [0, 1, 7, 100])
 @pytest.mark.parametrize("batch", [0, 1, 5, 39])
 def test_task_counts(first, batch):
