@@ -1,7 +1,8 @@
-"""Threads of torch's linear algebra."""
+"""Threads of torch: for small linear algebra, and after a fork."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,3 +22,15 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _after_fork() -> None:
+    """Go on with one thread in a forked child.
+
+    libgomp's team, which torch and the kernels share, stays with the parent, and a child that asks it for work waits
+    for ever. One thread does not ask.
+    """
+    torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -124,7 +124,8 @@ def _add_train(commands: Any) -> None:
     command = commands.add_parser(
         "train",
         help="train a model in a regime, and set it beside its optimum",
-        description="Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume goes on from it.",
+        description="Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume goes on from it. "
+        "Under torchrun the processes share each batch.",
     )
     command.add_argument("config", metavar="CONFIG", help="a TOML file, or a setting that ships: 2a to 2d, ...")
     command.add_argument(
@@ -153,6 +154,13 @@ def _add_train(commands: Any) -> None:
     )
     command.add_argument("--dtype", default="float32", help="float32 or float64 (default: float32)")
     command.add_argument("--backend", default="auto")
+    command.add_argument(
+        "--device", default="cpu", help="cpu, or cuda: under torchrun each process has its own GPU (default: cpu)"
+    )
+    command.add_argument(
+        "--shards", type=int, metavar="S", help="pieces of a batch: the same bits for any number of processes"
+    )
+    command.add_argument("--memory", metavar="BYTES", help="of a step, such as 500M or 4G: trials go in chunks (2G)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
     command.set_defaults(run=_train)
@@ -275,15 +283,16 @@ def _status(options: argparse.Namespace) -> None:
 def _train(options: argparse.Namespace) -> None:
     from fastlin import plots
     from fastlin.experiments import cells, config
+    from fastlin.training import team
 
     setting = config.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)
     out = options.out or Path("runs") / Path(options.config).stem
     names = ("model", "layers", "attention_heads", "prompt_tokens", "preset", "steps", "batch", "lr", "trials", "seed")
-    given = {name: getattr(options, name) for name in (*names, "dtype", "backend")}
+    given = {name: getattr(options, name) for name in (*names, "dtype", "backend", "shards", "memory")}
     values = dict(map(_value, options.values))
-    for name in {**given, "n": None, "out": None, "resume": None}:
+    for name in {**given, "device": None, "n": None, "out": None, "resume": None}:
         if name in values:
             raise ValueError(f"--set: got {name}, which has a flag of its own: --{name.replace('_', '-')}")
     headings = iter([cells.heading()])
@@ -291,13 +300,25 @@ def _train(options: argparse.Namespace) -> None:
     def report(row: dict[str, Any]) -> None:
         print(*headings, cells.line(row), sep="\n", flush=True)
 
-    try:
-        cells.train_cells(setting, cells.regimes(options.regime), out, options.resume, report, **given, **values)
-    except KeyboardInterrupt:
-        print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
-        raise SystemExit(130) from None
-    for path in plots.training(out):
-        print(path)
+    with team.joined(options.device) as device, team.folder(out) as own:
+        first = own == out
+        try:
+            cells.train_cells(
+                setting,
+                cells.regimes(options.regime),
+                own,
+                options.resume or team.restarted(),
+                report if first else lambda row: None,
+                device=device,
+                **given,
+                **values,
+            )
+        except KeyboardInterrupt:
+            if first:
+                print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
+            raise SystemExit(130) from None
+        for path in plots.training(out) if first else ():
+            print(path)
 
 
 def _value(text: str) -> tuple[str, Any]:

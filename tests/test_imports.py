@@ -40,7 +40,7 @@ ALLOWED = {
         "training",
     },
     "__main__": {"cli"},
-    "cli": {"_info", "_version", "backends", "experiments", "plots"},
+    "cli": {"_info", "_version", "backends", "experiments", "plots", "training"},
 }
 
 

@@ -276,6 +276,17 @@ class TaskMixture(LinearTasks):
         other._weigh(weights, stratify)
         return other
 
+    def task_counts(self, first: int, batch: int) -> Tensor:
+        """Sequences of each task (K,), int64, among `batch` from the index `first` on, of a stratified source."""
+        if self._strata is None or _has_its_own_way(type(self)):
+            raise ValueError(
+                f"{type(self).__name__}: draws tasks in its own way; wants a TaskMixture with stratify=True"
+            )
+        P = len(self._strata)
+        rest = (first + torch.arange(batch % P)) % P
+        count = functools.partial(torch.bincount, minlength=self.K)
+        return batch // P * count(self._strata) + count(self._strata[rest])
+
     def _recipe(self) -> Recipe:
         means = _as_read("means", self.means, (self.K, self.d))
         cumulative = self._cumulative if self.K > 1 else None

@@ -23,11 +23,14 @@ from fastlin.ops.sampled import Source
 from fastlin.theory import forgetting
 from fastlin.theory.forgetting import FamilyOptimum
 from fastlin.training import streams
-from fastlin.training.loop import Estimate, Job, sampled_risk
+from fastlin.training.job import Job
+from fastlin.training.memory import DEFAULT, Step, size_in_bytes
 from fastlin.training.presets import resolve
 from fastlin.training.protocol import COUPLED, Protocol
 from fastlin.training.record import Folder
 from fastlin.training.regimes import REGIMES, Regime, choice, named
+from fastlin.training.risk import Estimate, sampled_risk
+from fastlin.training.team import ALONE, Team, team_of
 
 _OPTIMA = {
     "plain": theory.plain,
@@ -75,6 +78,12 @@ class Plan:
     dtype, device, backend
     config : dict
         Everything that decides the numbers, in values that JSON has.
+    shards : int or None
+        Pieces of each batch whose sums are added in order; None is one for each process.
+    team : Team
+        The processes that train together.
+    memory : int
+        Bytes that a step may take.
     """
 
     regime: Regime
@@ -89,6 +98,9 @@ class Plan:
     device: torch.device
     backend: str
     config: dict[str, Any]
+    shards: int | None = None
+    team: Team = ALONE
+    memory: int = DEFAULT
 
     @classmethod
     def of(
@@ -110,6 +122,9 @@ class Plan:
         dtype: torch.dtype | str,
         device: torch.device | str,
         backend: str,
+        shards: int | None = None,
+        distributed: bool | None = False,
+        memory: int | str | None = None,
     ) -> Plan:
         """Check the arguments of `train` and resolve them, before any work."""
         row = named(regime)
@@ -160,6 +175,8 @@ class Plan:
             "dtype": str(number).removeprefix("torch."),
             "sources": {name: _described(source) for name, source in sources.items()},
         }
+        if shards is not None:
+            shards = config["shards"] = _count("shards", shards)
         if protocol.optimiser_class in COUPLED and shape.trials > 1:
             kind_name = protocol.optimiser_class.__name__
             raise ValueError(
@@ -167,7 +184,23 @@ class Plan:
             )
         if protocol.optimiser_class is not None:
             protocol.make_optimiser([torch.nn.Parameter(torch.zeros(1, 1))])
-        return cls(row, protocol, sources, n, seed, sizes["records"], kind, shape, number, device, backend, config)
+        return cls(
+            row,
+            protocol,
+            sources,
+            n,
+            seed,
+            sizes["records"],
+            kind,
+            shape,
+            number,
+            device,
+            backend,
+            config,
+            shards=shards,
+            team=team_of(device, distributed),
+            memory=size_in_bytes(memory),
+        )
 
     def model(self) -> Model:
         """The model at its start."""
@@ -242,7 +275,23 @@ class Plan:
             batch=batch,
             prompts=prompts,
             backend=self.backend,
+            team=self.team,
+            trials_at_once=self._trials_at_once(model, source, batch, n),
         )
+
+    def _trials_at_once(self, model: Model, source: Source, batch: int, n: int) -> int:
+        """Trials that are taken in one go on so many sequences."""
+        step = Step(
+            shape=self.shape,
+            parameters=sum(raw.numel() for raw in model.parameters()) // self.shape.trials,
+            backend=_serving(self.kind, self.backend, self.device, self.dtype, self.shape.width),
+            linear=model.linear,
+            drawn=hasattr(source, "draw") and self.backend not in ("eager", "reference"),
+            batch=batch,
+            n=n,
+            itemsize=self.dtype.itemsize,
+        )
+        return step.trials_at_once(self.memory)
 
     def _exact(self, model: Model, prompts: bool) -> Tensor | None:
         """Population risk (R,) by a closed form; None where none covers the model on its source."""
@@ -300,11 +349,19 @@ class Plan:
 
     def job(self, folder: Folder | None = None, checkpoint_seconds: float = 60.0, progress: bool | None = None) -> Job:
         """What the loop is to do, with the model at its start."""
+        model, protocol = self.model(), self.protocol
+        largest = protocol.batch * (self.shape.tasks if protocol.batch_per_task else 1)
+        piece = -(-largest // (self.shards or self.team.size))
+        shots = max(
+            self.n if term.shots is None else term.shots for phase in self.regime.phases for term in phase.objective
+        )
+        sources = self._training_sources()
+        at_once = min(self._trials_at_once(model, source, piece, shots) for source in sources.values())
         return Job(
-            model=self.model(),
+            model=model,
             regime=self.regime,
             protocol=self.protocol,
-            sources=self._training_sources(),
+            sources=sources,
             n=self.n,
             seed=self.seed,
             risk=self.risk,
@@ -314,6 +371,9 @@ class Plan:
             folder=folder,
             checkpoint_seconds=checkpoint_seconds,
             progress=progress,
+            team=self.team,
+            shards=self.shards,
+            seeds_at_once=max(at_once // max(len(self.regime.variants), 1), 1),
         )
 
     def _training_sources(self) -> dict[str, Source]:
@@ -328,7 +388,8 @@ class Plan:
         """Versions, backend and machine."""
         serves = _serving(self.kind, self.backend, self.device, self.dtype, self.shape.width)
         machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
-        return {"backend": serves, "device": str(self.device), "machine": machine, "info": info()}
+        where = {"device": str(self.device), "machine": machine, "processes": self.team.size}
+        return {"backend": serves, **where, "info": info()}
 
 
 def _serving(kind: str, backend: str, device: torch.device, dtype: torch.dtype, m: int) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastlin import models, theory
+from fastlin.experiments.opening import opened
 from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
@@ -122,6 +123,9 @@ def train(
     progress: bool | None = None,
     records: int = 100,
     checkpoint_seconds: float = 10.0,
+    shards: int | None = None,
+    distributed: bool | None = None,
+    memory: int | str | None = None,
     **values: Any,
 ) -> Run:
     """Train R trials of a model on fresh sequences of a task source.
@@ -166,6 +170,15 @@ def train(
         About how many times the risk is looked at on the way.
     checkpoint_seconds : float
         Between checkpoints.
+    shards : int, optional
+        Take each batch in this many pieces, whose losses and gradients are added in order: the bits are then the same
+        for any number of processes. By default each process has one piece.
+    distributed : bool, optional
+        Whether the processes of torch.distributed's process group share each batch, all having called this with the
+        same arguments; by default when there is such a group. The first process alone reads and writes `out`.
+    memory : int or str, optional
+        Bytes that a step of a process may take, or a text such as "500M" or "4G"; 2 GiB by default. Trials are taken in
+        chunks that fit; one that does not fit is refused.
     **values
         Any field of `fastlin.training.protocol.Protocol` in place of the preset's: optimiser, schedule, clip, ...
 
@@ -190,6 +203,9 @@ def train(
         dtype=dtype,
         device=device,
         backend=backend,
+        shards=shards,
+        distributed=distributed,
+        memory=memory,
     )
     if isinstance(checkpoint_seconds, bool) or not isinstance(checkpoint_seconds, (int, float)):
         raise TypeError(f"checkpoint_seconds: got {checkpoint_seconds!r}, wants a number >= 0")
@@ -197,48 +213,31 @@ def train(
         raise ValueError(f"checkpoint_seconds: got {checkpoint_seconds!r}, wants a number >= 0")
     if out is not None and not isinstance(out, (str, Path)):
         raise TypeError(f"out: got {out!r}, wants the path of a folder, or None")
-    if out is None:
-        if resume:
-            raise ValueError("resume: got True without out, wants the folder of the run to go on with")
-        return _run(plan, None, progress, checkpoint_seconds, after)
-    about = plan.about()
-    folder = Folder(Path(out), plan.config, about, resume)
-    try:
-        _warn_of_changes(folder.about(), about)
-        return _run(plan, folder, progress, checkpoint_seconds, after)
-    finally:
-        folder.close()
-
-
-def _warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Say what may keep a resumed run from having the same bits."""
-    then, today = _installation(before), _installation(now)
-    changed = [f"{name} {then.get(name)} is now {what}" for name, what in today.items() if then.get(name) != what]
-    if changed:
-        message = f"train: resumed on another installation ({'; '.join(changed)}): the last digits may differ"
-        warnings.warn(message, stacklevel=3)
-
-
-def _installation(run: dict[str, Any]) -> dict[str, Any]:
-    found = run["info"]
-    return {"backend": run["backend"], "instruction set": found["instruction_set"], **found["versions"]}
+    if out is None and resume:
+        raise ValueError("resume: got True without out, wants the folder of the run to go on with")
+    with opened(plan, None if out is None else Path(out), resume) as (folder, state, tensors):
+        return _run(plan, folder, state, tensors, progress if plan.team.first else False, checkpoint_seconds, after)
 
 
 def _run(
     plan: Plan,
     folder: Folder | None,
+    state: dict[str, Any],
+    tensors: dict[str, Tensor],
     progress: bool | None,
     checkpoint_seconds: float,
     after: Run | str | Path | None,
 ) -> Run:
-    result = None if folder is None else folder.result(lambda found: _what_is_wrong(found, plan.shape.trials))
-    if folder is not None and result is not None:
-        return _finished(plan, folder, models.load(folder.path / MODEL), folder.records(), result)
+    """Train from a state that was on disk: a result, a checkpoint, or nothing."""
+    if "result" in state:
+        model = plan.model() if folder is None else models.load(folder.path / MODEL)
+        if folder is None:
+            model.load_state_dict(tensors)
+        return _finished(plan, folder, model, state["records"], state["result"])
     job = plan.job(folder, checkpoint_seconds, progress)
     loop = Loop(job)
-    held = None if folder is None else folder.restore()
-    if folder is not None and held is not None:
-        loop.restore(*held, folder.records())
+    if "tree" in state:
+        loop.restore(state["tree"], tensors, state["records"])
     elif after is not None:
         loop.begin_after(*_earlier(plan, after))
     loop.run()
@@ -246,7 +245,7 @@ def _run(
     if folder is not None:
         models.save(job.model, folder.path / MODEL)
         folder.finish(result)
-        loop.signal.raise_if_caught()
+    loop.signal.raise_if_caught()
     return _finished(plan, folder, job.model, loop.records, result)
 
 
@@ -271,10 +270,10 @@ def _earlier(plan: Plan, after: Run | str | Path) -> tuple[Model, int, dict[int,
     if "variants" in config["regime"] and config["regime"]["variants"] and wanted["regime"]["variants"]:
         raise ValueError("after: got a run of several regimes, wants one of a single regime")
     config["sources"] = {**wanted["sources"], "mix": config["sources"]["mix"]}
-    for name, value in wanted.items():
+    for name, value in {"shards": None, **wanted}.items():
         # Points are of the target, which the earlier phases do not meet.
-        if name not in ("regime", "steps", "records", "points") and config[name] != value:
-            raise ValueError(f"after: got a run with {name} = {config[name]!r}, wants {value!r}, as in this one")
+        if name not in ("regime", "steps", "records", "points") and config.get(name) != value:
+            raise ValueError(f"after: got a run with {name} = {config.get(name)!r}, wants {value!r}, as in this one")
     return model, steps, diverged
 
 
@@ -315,24 +314,6 @@ def _warn_of_tails(share: Tensor) -> None:
             f"{100 * float(share.max()):.0f} % of the sum, and the standard error is not to be trusted"
         )
         warnings.warn(message, stacklevel=2)
-
-
-def _what_is_wrong(result: dict[str, Any], trials: int) -> str | None:
-    """Of a result that was read from a file."""
-    for name in ("risk", "risk_error", "tail", "typical"):
-        values = result.get(name)
-        if not isinstance(values, list) or [value for value in values if not isinstance(value, float | None)]:
-            return f"{name} is not a list of numbers"
-        if len(values) != trials:
-            return f"{name} is not a list of {trials} numbers"
-    if result.get("best") not in range(trials):
-        return f"best is not one of {trials} trials"
-    if not isinstance(result.get("seconds"), float):
-        return "seconds is not a number"
-    pairs = result.get("diverged")
-    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        return "diverged is not a list of trials and steps"
-    return None
 
 
 def _finished(

@@ -7,81 +7,26 @@ all that a run is at a step, and a loop that is given it goes on with the same b
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastlin.data.sources import TaskMixture
 from fastlin.models import Model
-from fastlin.ops.sampled import Source, Stream
 from fastlin.training import checkpoint
+from fastlin.training.job import Job
+from fastlin.training.objective import Objective, place_of
 from fastlin.training.progress import Progress
-from fastlin.training.protocol import Protocol
 from fastlin.training.record import Folder
-from fastlin.training.regimes import Phase, Regime, Term, keyed
+from fastlin.training.regimes import Phase
 from fastlin.training.signals import Signal, interruptible
 
-# (model, whether prompts are prepended) -> risk and standard error, both (R,).
-Risk = Callable[[Model, bool], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a loop is to do.
-
-    Attributes
-    ----------
-    model : Model
-        Initialised.
-    regime, protocol
-    sources : dict
-        "mix", and "target" where the regime wants it.
-    n, seed : int
-    risk : callable
-        Risk and standard error on the way.
-    optimum : float or None
-        The risk that progress is shown against.
-    backend : str
-    record_every : int
-        Steps between records.
-    folder : Folder or None
-    checkpoint_seconds : float
-    progress : bool or None
-        None: when the output is a terminal.
-    """
-
-    model: Model
-    regime: Regime
-    protocol: Protocol
-    sources: dict[str, Source]
-    n: int
-    seed: int
-    risk: Risk
-    optimum: float | None
-    backend: str
-    record_every: int
-    folder: Folder | None
-    checkpoint_seconds: float
-    progress: bool | None
-
-
-class _Draw(NamedTuple):
-    """A term of an objective, ready for the ops."""
-
-    term: Term
-    shots: int
-    sources: list[Source]  # one, or one for each task in turn
-    stream: Stream
-    batch: int
-    weight: Tensor | None
-    rows: Tensor | None  # trials that have the term; None is all
-    variants: list[Term]  # the term in each variant of a regime that has it, where there are variants
+__all__ = ["Job", "Loop"]
 
 
 class Loop:
@@ -120,33 +65,33 @@ class Loop:
         """Train to the end, from where the state is."""
         job = self.job
         started, before = time.monotonic(), self.seconds
-        saved = started
+        saved, together = started, job.team.size > 1
         with (
-            interruptible(job.folder is not None) as self.signal,
+            interruptible(job.folder is not None or together, together) as self.signal,
             Progress(job.progress, f"{job.regime.name} n={job.n}", self.step, job.protocol.steps) as progress,
         ):
-            for index, draws, first, end in self._phases():
-                phase = job.regime.phases[index]
+            for index, objective, first, end in self._phases():
                 while self.step < end:
                     now = time.monotonic()
                     self.seconds = before + now - started
-                    if job.folder is not None and (self.signal.caught or now - saved >= job.checkpoint_seconds):
+                    due = self.signal.stop is not None or now - saved >= job.checkpoint_seconds
+                    if job.folder is not None and due:
                         self._save(job.folder)
                         saved = now
                     self.signal.raise_if_caught()
                     share = (self.step - first) / (end - first)
-                    self._one_step(phase, draws, share)
+                    self._one_step(objective, share)
                     self.step += 1
                     self._add_to_average(first, end)
                     if self.step == end:
                         self._take_average()
                     if self.step % job.record_every == 0 or self.step == end:
                         self._record(index)
-                    progress.show(self.step, self._sequences(draws), self.records, job.optimum)
+                    progress.show(self.step, objective.sequences, self.records, job.optimum)
                 self.optimiser = None
         self.seconds = before + time.monotonic() - started
 
-    def _phases(self) -> Iterator[tuple[int, list[_Draw], int, int]]:
+    def _phases(self) -> Iterator[tuple[int, Objective, int, int]]:
         """Places of the phases that are left, each with its optimiser made and its parameters set to train."""
         firsts = [0, *self._ends[:-1]]
         for index, (first, end) in enumerate(zip(firsts, self._ends, strict=True)):
@@ -155,7 +100,7 @@ class Loop:
                 continue
             if self.optimiser is None:
                 self._begin(phase)
-            yield index, [self._draw(phase, i) for i in range(len(phase.objective))], first, end
+            yield index, Objective(self.job, phase), first, end
 
     def _begin(self, phase: Phase) -> None:
         model = self.job.model
@@ -172,7 +117,7 @@ class Loop:
         """Parameters that some variants of a regime do not train: with their trials and what these hold."""
         job = self.job
         found: list[tuple[Tensor, Tensor, Tensor]] = []
-        index = self._place(phase)
+        index = place_of(job.regime, phase)
         for raw in self.job.model.parameters():
             idle = [
                 all(raw is not other for group in row.phases[index].trains for other in job.model.group(group))
@@ -183,38 +128,7 @@ class Loop:
                 found.append((raw, rows, raw.detach()[rows].clone()))
         return found
 
-    def _draw(self, phase: Phase, index: int) -> _Draw:
-        job, term = self.job, phase.objective[index]
-        protocol, source = job.protocol, job.sources[term.source]
-        variants = max(len(job.regime.variants), 1)
-        seeds = job.model.shape.trials // variants
-        key, at = list(keyed(phase.objective))[index], self._place(phase)
-        terms = [keyed(row.phases[at].objective).get(key) for row in job.regime.variants]
-        has = [i for i in range(variants) if not terms or terms[i] is not None]
-        rows = None
-        if len(has) < variants:
-            trials = [seed * variants + i for seed in range(seeds) for i in has]
-            rows = torch.tensor(trials, device=job.model.attention_unit.device)
-        own = [index * seeds + seed for seed in range(seeds) for _ in has]
-        stream: Stream = own if protocol.own_data else index
-        shots = job.n if term.shots is None else term.shots
-        mixed = isinstance(source, TaskMixture) and source.K > 1
-        batch, weight, sources = protocol.batch, None, [source]
-        if mixed and protocol.prompts_in_turn and phase.trains == ("prompts",):
-            assert isinstance(source, TaskMixture)
-            sources = [source.reweighted(row) for row in torch.eye(source.K, dtype=torch.float64)]
-        elif mixed and protocol.batch_per_task:
-            assert isinstance(source, TaskMixture)
-            equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
-            sources, batch = [source.reweighted(equal, stratify=True)], batch * source.K
-            weight = source.weights.to(job.model.attention_unit)
-        return _Draw(term, shots, sources, stream, batch, weight, rows, [t for t in terms if t is not None])
-
-    def _place(self, phase: Phase) -> int:
-        """Where in the regime a phase is; others may be equal to it."""
-        return next(i for i, other in enumerate(self.job.regime.phases) if other is phase)
-
-    def _one_step(self, phase: Phase, draws: list[_Draw], share: float) -> None:
+    def _one_step(self, objective: Objective, share: float) -> None:
         optimiser, protocol = self.optimiser, self.job.protocol
         assert optimiser is not None
         factor = protocol.factor(share)
@@ -223,11 +137,9 @@ class Loop:
 
         def closure(turn: int) -> float:
             optimiser.zero_grad()
-            loss = self._objective(phase, draws, share, turn)
-            total = loss.sum() / self.job.model.loss_unit
-            torch.autograd.backward(total)
-            self._loss = loss.detach()
-            value = total.item()
+            self._loss = objective.backward(self.step, share, turn, self._trained(), self.signal.caught)
+            self.signal.heard = objective.heard
+            value = (self._loss.sum() / self.job.model.loss_unit).item()
             if not math.isfinite(value):
                 self._bury(~torch.isfinite(self._loss).cpu())
             for raw, rows, _ in self._still:
@@ -241,40 +153,13 @@ class Loop:
                 _clip(self._trained(), protocol.clip)
             return value
 
-        for turn in range(max(len(draw.sources) for draw in draws)):
+        for turn in range(objective.turns):
             optimiser.step(partial(closure, turn))
             with torch.no_grad():
                 for raw, rows, held in self._still:
                     raw[rows] = held
             self._total = self._total + self._loss
             self._summed += 1
-
-    def _objective(self, phase: Phase, draws: list[_Draw], share: float, turn: int) -> Tensor:
-        """The loss of each trial, (R,)."""
-        job, losses = self.job, []
-        for draw in draws:
-            loss, _ = job.model.loss(
-                draw.sources[turn % len(draw.sources)],
-                draw.shots,
-                draw.batch,
-                seed=job.seed,
-                step=self.step,
-                stream=draw.stream,
-                prompts=phase.prompts,
-                weight=draw.weight,
-                backend=job.backend,
-                rows=draw.rows,
-            )
-            if draw.variants:
-                weights = [term.weight_at(share) for term in draw.variants]
-                loss = loss * loss.new_tensor(weights).repeat(len(loss) // len(weights))
-                if draw.rows is not None:
-                    loss = loss.new_zeros(job.model.shape.trials).index_copy(0, draw.rows, loss)
-                losses.append(loss)
-                continue
-            weight = draw.term.weight_at(share)
-            losses.append(loss if weight == 1.0 else weight * loss)
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _trained(self) -> list[Tensor]:
         assert self.optimiser is not None
@@ -316,6 +201,7 @@ class Loop:
 
     def _record(self, index: int) -> None:
         """Mean losses since the last record, and the risk now."""
+        self._compare_parameters()
         with torch.no_grad():
             risk, error = self.job.risk(self.job.model, self.job.regime.phases[index].prompts)
         record: dict[str, Any] = {
@@ -331,6 +217,19 @@ class Loop:
         self._total = torch.zeros_like(self._total)
         self._summed = 0
 
+    def _compare_parameters(self) -> None:
+        """Raise when processes that train together do not hold the same bits: machines may round differently."""
+        team = self.job.team
+        if team.size == 1:
+            return
+        held = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.job.model.parameters()]
+        own = hashlib.sha256(b"".join(held)).hexdigest()
+        if team.told(lambda: (own, {}))[0] != own:
+            raise RuntimeError(
+                f"train: process {team.rank} of {team.size} holds other parameters than process 0 at step {self.step}; "
+                "wants machines that compute alike: the same versions and instruction set (fastlin info)"
+            )
+
     def _numbers(self, values: Tensor) -> list[float | None]:
         """One for each trial; None for those that have diverged, or are about to."""
         return [
@@ -342,9 +241,6 @@ class Loop:
         self.records.append(record)
         if self.job.folder is not None:
             self.job.folder.append(record)
-
-    def _sequences(self, draws: list[_Draw]) -> int:
-        return sum(draw.batch for draw in draws) * max(len(draw.sources) for draw in draws)
 
     def begin_after(self, model: Model, step: int, diverged: dict[int, int]) -> None:
         """Take the parameters of a run that did the phases up to a step; its trials that diverged stay so.
@@ -416,56 +312,3 @@ def _clip(trained: list[Tensor], largest: float) -> None:
         factors = (largest / norms).clamp(max=1.0)
         for gradient in gradients:
             gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
-
-
-class Estimate(NamedTuple):
-    """A risk that a sample gives.
-
-    Predictions of a stack are polynomials of its data, of degree 3^L: the mean of their squared errors may rest on few
-    sequences, and its standard error then means little. The share of the largest batch in the sum tells, and the median
-    over batches is what is met most of the time.
-
-    Attributes
-    ----------
-    risk, error : Tensor (R,)
-        Mean over all sequences, and its standard error.
-    tail : Tensor (R,)
-        The largest batch's share of the sum: 1 / batches of light tails.
-    typical : Tensor (R,)
-        Median of the means of batches.
-    """
-
-    risk: Tensor
-    error: Tensor
-    tail: Tensor
-    typical: Tensor
-
-
-def sampled_risk(
-    model: Model,
-    source: Source,
-    n: int,
-    *,
-    seed: int,
-    stream: int,
-    batches: int,
-    batch: int,
-    prompts: bool,
-    backend: str,
-) -> Estimate:
-    """Risk on fresh sequences, from the means of batches."""
-    with torch.no_grad():
-        losses = torch.stack(
-            [
-                model.loss(source, n, batch, seed=seed, step=i, stream=stream, prompts=prompts, backend=backend)[
-                    0
-                ].double()
-                for i in range(batches)
-            ]
-        )
-    return Estimate(
-        losses.mean(0),
-        losses.std(0) / math.sqrt(batches),
-        losses.max(0).values / losses.sum(0),
-        losses.quantile(0.5, dim=0),
-    )

@@ -100,7 +100,7 @@ class Folder:
 
     def _compare(self, run: dict[str, Any]) -> None:
         """Raise when the folder's run is not the one that was asked for."""
-        difference = _difference(run["config"], self._config)
+        difference = first_difference(run["config"], self._config)
         if difference is not None:
             name, held, given = difference
             raise FileError(
@@ -246,11 +246,11 @@ def _json(path: Path, fields: tuple[str, ...]) -> dict[str, Any]:
     return table
 
 
-def _difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """The first place where two trees of JSON differ, with what both have there."""
     if isinstance(held, dict) and isinstance(given, dict):
         for key in {**held, **given}:
-            found = _difference(held.get(key), given.get(key), f"{name}.{key}" if name else key)
+            found = first_difference(held.get(key), given.get(key), f"{name}.{key}" if name else key)
             if found is not None:
                 return found
         return None

@@ -10,30 +10,48 @@ from typing import Any
 
 
 class Signal:
-    """What came, if anything did; a second signal ends at once."""
+    """What came, if anything did.
 
-    def __init__(self) -> None:
+    A second signal ends at once, but where processes train together: these stop at the same step, and whoever started
+    them repeats a signal that a terminal has sent to all.
+
+    Attributes
+    ----------
+    caught : int or None
+        What this process has had.
+    heard : int or None
+        What any of several processes has had, by the last step.
+    """
+
+    def __init__(self, together: bool = False) -> None:
         self.caught: int | None = None
+        self.heard: int | None = None
+        self._together = together
+
+    @property
+    def stop(self) -> int | None:
+        """The signal that ends the run before the next step, if there is one."""
+        return self.heard if self._together else self.caught
 
     def handle(self, number: int, frame: Any) -> None:
         """Note the signal; the loop looks at it between steps."""
         again = self.caught is not None
         self.caught = number
-        if again:
+        if again and not self._together:
             self.raise_if_caught()
 
     def raise_if_caught(self) -> None:
         """End as the signal would have ended the process."""
-        if self.caught == signal.SIGINT:
+        if self.stop == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.caught is not None:
-            raise SystemExit(128 + self.caught)
+        if self.stop is not None:
+            raise SystemExit(128 + self.stop)
 
 
 @contextmanager
-def interruptible(enabled: bool) -> Iterator[Signal]:
+def interruptible(enabled: bool, together: bool = False) -> Iterator[Signal]:
     """Catch SIGINT and SIGTERM inside; only the main thread can, others leave signals as they are."""
-    caught = Signal()
+    caught = Signal(together)
     if not enabled or threading.current_thread() is not threading.main_thread():
         yield caught
         return

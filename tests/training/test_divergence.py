@@ -12,6 +12,7 @@ import fastlin as fl
 from fastlin import _tensors, cli
 from fastlin.models import Full, Model
 from fastlin.training.loop import Loop
+from fastlin.training.objective import Objective
 
 pytestmark = [
     pytest.mark.usefixtures("small_evaluations"),
@@ -154,15 +155,13 @@ def test_divergence_on_the_way_leaves_the_others(tmp_path, monkeypatch):
 def test_rows_of_a_trial_that_diverged_rest(tmp_path, monkeypatch):
     """Parameters, averages and the optimiser's state are zero from there on, after a resume too."""
     options = {**ADAM, **STACK, "average": 0.9, "clip": 0.5, "weight_decay": 0.1}
-    objective = Loop._objective
+    loss = Objective.loss
 
-    def poisoned(self, *arguments):
-        losses = objective(self, *arguments)
-        if self.step == 5:
-            losses = losses * torch.tensor([1.0, torch.inf, 1.0])
-        return losses
+    def poisoned(self, draws, step, *arguments):
+        losses = loss(self, draws, step, *arguments)
+        return losses * torch.tensor([1.0, torch.inf, 1.0]) if step == 5 else losses
 
-    monkeypatch.setattr(Loop, "_objective", poisoned)
+    monkeypatch.setattr(Objective, "loss", poisoned)
     for at in (8, 12):
         interrupt(tmp_path / "run", at + 1, resume=True, **options)
         _, tensors = _tensors.read(tmp_path / "run" / CHECKPOINT, "checkpoint")

@@ -15,8 +15,8 @@ from fastlin import theory
 from fastlin.backends import cpu
 from fastlin.experiments import plan as plans
 from fastlin.training import streams
-from fastlin.training.loop import Estimate
 from fastlin.training.regimes import Phase, Regime
+from fastlin.training.risk import Estimate
 
 N = 4
 EYE = torch.eye(3, dtype=DOUBLE)

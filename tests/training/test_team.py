@@ -1,0 +1,274 @@
+"""Processes that train together: the same data, losses and gradients as one, whatever their number."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import team_runs
+import torch
+from helpers import DOUBLE
+from training_plans import MIX, plan_of
+from training_runs import TOML, assert_same, records, same
+
+import fastlin as fl
+from fastlin.training.loop import Loop
+from fastlin.training.objective import Objective
+from fastlin.training.team import Team, team_of
+
+ROOT = Path(__file__).parents[2]
+TARGET = fl.FixedTask([0.2, 0.4, 0.6], bias=True)
+SPHERE = {"mix": fl.SphereTasks(3, bias=True), "target": TARGET, "preset": "authors"}
+POINTS = {**SPHERE, "target": fl.PointSet(torch.randn(9, 3), torch.randn(9), bias=True)}
+PLANS = {
+    "tasks at random": {},
+    "weights": {"batch_per_task": True},
+    "weights of three tasks": {
+        "mix": fl.TaskMixture(torch.eye(3), torch.eye(3).expand(3, 3, 3), [0.2, 0.3, 0.5]),
+        "batch_per_task": True,
+        "batch": 5,
+    },
+    "tasks in turn": {"regime": "fine-tune", "prompts_in_turn": True},
+    "own data": {"own_data": True, "trials": 3},
+    "stack": {"model": "stack", "layers": 2, "heads": 2},
+    "softmax": {"model": "softmax"},
+    "two terms": {"regime": "zs+fs:all", **SPHERE},
+    "points": {"regime": "zs+fs:v", **POINTS},
+    "side by side": {"regime": ["zs:v", "zs+fs:all"], **SPHERE, "own_data": True},
+    "separate": {"regime": "one-prompt", "model": "separate"},
+}
+
+
+class Apart(Team):
+    """A process whose sums stay its own, and are kept."""
+
+    def add(self, values):
+        kept.append(values.clone())
+
+
+kept: list[torch.Tensor] = []
+
+
+def begun(plan, phase, **job):
+    """A loop in a phase of a plan, at its start, and its objective."""
+    loop = Loop(dataclasses.replace(plan.job(), **job))
+    loop._begin(plan.regime.phases[phase])
+    return loop, Objective(loop.job, plan.regime.phases[phase])
+
+
+def sums(plan, phase, turn, **job):
+    """Losses and gradients of a step, flat, as the processes add them up."""
+    loop, objective = begun(plan, phase, **job)
+    loss = objective.backward(3, 0.25, turn, loop._trained(), None)
+    return torch.cat([loss, *(raw.grad.flatten() for raw in loop._trained())]), objective
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("name", PLANS)
+def test_pieces_add_up_to_the_batch(name, size):
+    """Losses and gradients of any number of processes, more than sequences too, and the sequences themselves."""
+    plan = plan_of(**{"batch": 11, **PLANS[name]})
+    for phase in range(len(plan.regime.phases)):
+        whole, of_all = sums(plan, phase, 0)
+        kept.clear()
+        parts = [sums(plan, phase, 0, team=Apart(rank, size))[1] for rank in range(size)]
+        added = torch.stack(kept).sum(0)[:-2]
+        assert torch.allclose(added, whole, rtol=1e-11, atol=1e-12)
+        assert whole[: plan.shape.trials].all()
+        for i, draw in enumerate(of_all._units[0][1]):
+            place = {"seed": plan.seed, "step": 3, "stream": 0}
+            expected = draw.sources[0].sample(draw.batch, draw.shots, **place)
+            pieces = [part._units[0][1][i] for part in parts]
+            found = [draw.sources[0].sample(p.batch, p.shots, offset=p.offset, **place) for p in pieces]
+            for have, want in zip(zip(*found, strict=True), expected, strict=True):
+                assert same(torch.cat(have), want)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 16])
+@pytest.mark.parametrize("name", ["weights", "own data", "two terms"])
+def test_shards_have_the_same_bits_for_any_number_of_processes(name, shards):
+    plan = plan_of(**{"batch": 11, "dtype": torch.float32, **PLANS[name]})
+    alone, _ = sums(plan, 0, 0, shards=shards)
+    assert torch.allclose(alone, sums(plan, 0, 0)[0], rtol=1e-4, atol=1e-6)
+    width = len(alone)
+    for size in (2, 3, 20):
+        kept.clear()
+        for rank in range(size):
+            sums(plan, 0, 0, shards=shards, team=Apart(rank, size))
+        rows = torch.stack(kept).sum(0)[:-2].view(shards, width)
+        total = rows[0]
+        for row in rows[1:]:
+            total = total + row
+        assert same(total.float(), alone)
+
+
+def test_a_source_that_draws_tasks_in_its_own_way_is_refused_where_shares_are_not_known():
+    class Own(fl.TaskMixture):
+        def _task(self, place):
+            return torch.ones(place.batch, dtype=torch.int64)
+
+    mix = Own(MIX.means, MIX.covariances, MIX.weights)
+    plan = plan_of(mix=mix, batch_per_task=True)
+    sums(plan, 0, 0)
+    with pytest.raises(ValueError, match="Own: draws tasks in its own way; wants a TaskMixture"):
+        sums(plan, 0, 0, shards=2)
+
+
+def test_parameters_that_differ_between_processes_are_seen(monkeypatch):
+    loop, _ = begun(plan_of(), 0, team=Team(1, 2))
+    monkeypatch.setattr(Team, "told", lambda self, make: make())
+    loop._compare_parameters()
+    monkeypatch.setattr(Team, "told", lambda self, make: ("other", {}))
+    with pytest.raises(RuntimeError, match="process 1 of 2 holds other parameters than process 0 at step 0"):
+        loop._compare_parameters()
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 100])
+@pytest.mark.parametrize("batch", [0, 1, 5, 39])
+def test_task_counts(first, batch):
+    mix = MIX.reweighted([0.3, 0.7], stratify=True)
+    task = mix.sample(batch, 0, offset=first)[3]
+    assert mix.task_counts(first, batch).tolist() == torch.bincount(task, minlength=2).tolist()
+
+
+def test_a_team_needs_a_process_group():
+    assert team_of(torch.device("cpu")).size == 1
+    with pytest.raises(ValueError, match="distributed: got True, wants a process group"):
+        fl.train(MIX, "plain", 3, steps=1, distributed=True)
+    with pytest.raises(TypeError, match="distributed: got 2, wants True, False or None"):
+        fl.train(MIX, "plain", 3, steps=1, distributed=2)
+    with pytest.raises(ValueError, match="shards: got 0, wants an integer >= 1"):
+        fl.train(MIX, "plain", 3, steps=1, shards=0)
+
+
+# Of 30 steps. In float64 what rounding leaves is far below; float32 has 6e-8 in each sum, which steps carry on.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Numbers and folders of the same runs in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastlin.experiments.plan._EVALUATION_BATCH", team_runs.BATCH)
+        yield {case: team_runs.summary(team_runs.train(case, out=folder / case)) for case in team_runs.CASES}, folder
+
+
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [
+        (2, ["uneven", "stack", "side by side", "diverges", "alone"]),
+        (4, ["uneven", "two sequences", "shards"]),
+    ],
+)
+def test_processes_train_as_one(alone, tmp_path, size, cases):
+    """Curves, risks, parameters and divergence; all processes have the same bits, and the first has written."""
+    expected, folder = alone
+    found = team_runs.launch(size, cases, tmp_path)
+    for case in cases:
+        for name, value in expected[case].items():
+            for rank in range(1, size):
+                assert same(found[rank][case][name], found[0][case][name]), (case, name)
+            own = found[0][case][name]
+            if case in ("shards", "alone") or not value.is_floating_point():
+                assert same(own, value.detach()), (case, name)
+            else:
+                bound = BOUNDS[torch.float32 if case == "uneven" else DOUBLE]
+                assert torch.allclose(own, value, rtol=bound, atol=bound, equal_nan=True), (case, name)
+        if case == "shards":
+            assert records(tmp_path / case) == records(folder / case)
+    if "diverges" in cases:
+        assert len(found[0]["diverges"]["diverged"]) == 2
+
+
+# A process of torchrun: slow enough for a signal to come in time, and the second one may kill itself, but once.
+PROCESS = """
+import os, signal, sys, time
+from fastlin import cli
+from fastlin.training.loop import Loop
+
+one_step = Loop._one_step
+
+def patched(self, *given):
+    if sys.argv[1] == "kill" and self.step == 12 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "slow":
+        time.sleep(0.1)
+    one_step(self, *given)
+
+Loop._one_step = patched
+sys.exit(cli.main(sys.argv[2:]))
+"""
+SIZES = {"steps": 24, "batch": 41, "trials": 2}
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts torchrun with two processes of `fastlin train`, whose checkpoints are made in every step."""
+    (tmp_path / "process.py").write_text(PROCESS)
+    (tmp_path / "setting.toml").write_text(TOML)
+    processes = []
+
+    def start(how, *options):
+        sizes = [text for name, value in SIZES.items() for text in (f"--{name}", str(value))]
+        command = ["train", tmp_path / "setting.toml", "--regime", "joint", *sizes, "--shards", "2"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+        process = subprocess.Popen(
+            [*map(str, [*torchrun, tmp_path / "process.py", how, *command, "--out", tmp_path / "runs"])],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed_run(tmp_path_factory):
+    """The run of these tests in one process."""
+    return fl.train(team_runs.mixture(), "joint", 5, out=tmp_path_factory.mktemp("whole") / "run", **SIZES, shards=2)
+
+
+def test_torchrun_starts_again_after_a_process_was_killed(started, tmp_path, undisturbed_run):
+    """Kill -9 of one process ends the others, with a word about it; what they start again ends as if nothing was."""
+    process = started("kill", "--max-restarts", "1")
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert "process 0 of 2: another process of the run has ended or cannot be reached" in errors
+    assert out.count("joint") == 1
+    folder = tmp_path / "runs" / "joint-n5"
+    assert records(folder) == records(undisturbed_run.folder)
+    run = fl.train(team_runs.mixture(), "joint", 5, out=folder, resume=True, **SIZES, shards=2)
+    assert_same(run, undisturbed_run)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if "training" not in path.name) == [
+        "joint-n5",
+        "summary.json",
+    ]
+
+
+def test_a_signal_stops_all_at_one_step_and_one_process_goes_on(started, tmp_path, undisturbed_run):
+    """SIGTERM to torchrun leaves a checkpoint; another number of processes ends the run with the same bits."""
+    process, folder = started("slow"), tmp_path / "runs" / "joint-n5"
+    end = time.monotonic() + 120
+    while not (folder / "records.jsonl").exists() or b'"step": 3,' not in records(folder):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "another process of the run" not in errors
+    assert (folder / "checkpoint.safetensors").exists()
+    assert not (folder / "result.json").exists()
+    run = fl.train(team_runs.mixture(), "joint", 5, out=folder, resume=True, **SIZES, shards=2)
+    assert_same(run, undisturbed_run)
