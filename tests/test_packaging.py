@@ -93,26 +93,6 @@ def test_wheel_is_manylinux_and_brings_no_library(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-CALLED = """
-import importlib.metadata, json, sys
-import torch
-import fastlin as fl
-
-z, q, y, task = fl.SphereTasks(3).sample(16, 5)
-W, v = torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
-loss, _ = fl.prompt_loss(z, q, y, task, None, W, v, backend="cpu")
-loss.backward()
-run = fl.train(fl.TaskMixture([[1.0, 0]], [[[1.0, 0], [0, 1]]], [1.0]), "joint", 4, steps=5, batch=64, progress=False)
-print(json.dumps({
-    "file": fl.__file__,
-    "version": importlib.metadata.version("fastlin"),
-    "extension": fl.info()["extension"],
-    "finite": bool(torch.isfinite(loss) & torch.isfinite(W.grad).all() & torch.isfinite(run.risk).all()),
-    "draws": "matplotlib" in sys.modules,
-}))
-"""
-
-
 def test_wheel_in_a_clean_environment(wheel, tmp_path):
     """Installed by pip, called from there; what it depends on is lent by this environment, fastlin is not."""
     home = tmp_path / "environment"
@@ -130,11 +110,11 @@ def test_wheel_in_a_clean_environment(wheel, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    found = json.loads(run(python, "-c", CALLED))
+    found = json.loads(run(python, "-P", str(ROOT / "tests" / "smoke.py")))
     assert Path(found["file"]).is_relative_to(site)
-    assert found["version"] == fl.__version__
+    assert found["versions"]["fastlin"] == fl.__version__
     assert found["extension"]["available"], found["extension"]["reason"]
-    assert found["finite"]
+    assert found["wrong"] == []
     assert not found["draws"]
     command = str(home / "bin" / "fastlin")
     assert run(command, "--version") == f"fastlin {fl.__version__}\n"
