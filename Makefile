@@ -21,7 +21,7 @@ bench: $(INSTALLED)
 
 # The pages of docs/ as a site in build/site; without network.
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # An sdist, and a wheel made from it, in dist/. libgomp stays outside: in one process there is one, torch's.
 wheel: export PIP_CONSTRAINT := $(CONSTRAINTS)
