@@ -62,11 +62,7 @@ def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: flo
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False; m = d + 1.
-    n : int
-        Context length, 0 allowed.
-    p, W, v, scale
+    mix, n, p, W, v, scale
         As in `full_population_loss`.
 
     Returns

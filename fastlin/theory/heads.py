@@ -30,10 +30,8 @@ def debiased_loss(mix: Mixture, n: int, W: Any) -> Tensor:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `fastlin.theory.plain`.
     W : Tensor (d, d) or (R, d, d)
 
     Returns
@@ -104,10 +102,8 @@ def decoupled(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `fastlin.theory.plain`.
 
     Returns
     -------
@@ -137,10 +133,8 @@ def shared_shift(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `fastlin.theory.plain`.
 
     Returns
     -------
@@ -183,10 +177,8 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `fastlin.theory.plain`.
 
     Returns
     -------
@@ -217,10 +209,8 @@ def heads_lower_bound(mix: Mixture, n: int) -> Bound:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `fastlin.theory.plain`.
 
     Returns
     -------

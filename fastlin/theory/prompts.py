@@ -150,10 +150,8 @@ def fine_tuned(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `plain`.
 
     Returns
     -------
@@ -190,10 +188,8 @@ def joint(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `plain`.
 
     Returns
     -------
@@ -236,10 +232,8 @@ def one_prompt(mix: Mixture, n: int) -> Optimum:
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
-    n : int
-        Context length, 0 allowed.
+    mix, n
+        As in `plain`.
 
     Returns
     -------
