@@ -165,4 +165,4 @@ def test_site_builds_without_warnings(tmp_path):
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
-    assert "prompt_loss" in (tmp_path / "site" / "api" / "ops.html").read_text()
+    assert "Tensor, shape (B, n, m)" in (tmp_path / "site" / "api" / "ops.html").read_text()
