@@ -9,7 +9,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
 reproduce test gpu-check: export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test next-triton bench gpu-check lint format clean
+.PHONY: reproduce test next-triton bench docs wheel gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
@@ -25,6 +25,19 @@ next-triton: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu
+
+# The pages of docs/ as a site in build/site; without network.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# An sdist, and a wheel made from it, in dist/. libgomp stays outside: in one process there is one, torch's.
+wheel: export PIP_CONSTRAINT := $(CONSTRAINTS)
+wheel: export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
+wheel: $(INSTALLED)
+	rm -rf build/wheel dist
+	$(BIN)/python -m build --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
 
 # On a machine with a GPU: all tests on it, then the table of the GPU; one report in runs/gpu-check.
 gpu-check: $(INSTALLED)

@@ -28,6 +28,12 @@ def info() -> dict[str, Any]:
         missing; ``instruction_set``: the one that compiled kernels run on; ``cuda``: the CUDA kernels, what they are
         built for, the driver and the devices, or the reason why they are off; ``threads``: torch's; ``devices``: what
         torch sees; ``versions``.
+
+    Examples
+    --------
+    >>> found = fl.info()
+    >>> found["backends"]["eager"]["available"], found["auto"]["cpu"]
+    (True, ['cpu', 'eager'])
     """
     compiled = _extension.extension()
     return {

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has had enough; nothing is left to tell, not even by Python when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, TypeError, BackendError) as error:
+    except (OSError, ValueError, TypeError, BackendError, ModuleNotFoundError) as error:
         print(f"fastlin: {error}", file=sys.stderr)
         return 1
     return 0
@@ -109,6 +109,8 @@ def _theory(options: argparse.Namespace) -> None:
     from fastlin import plots
     from fastlin.experiments import config, curves
 
+    if options.out is not None:
+        plots.check_installed()
     setting = config.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)
@@ -204,6 +206,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     from fastlin.experiments import forgetting, prompts, report, status
     from fastlin.experiments.reproduce import Figure, Request, reproduce
 
+    plots.check_installed()
     out = options.out or Path("runs") / options.scale
     request = Request(options.scale, options.preset, options.seed, options.jobs)
     second = {**{name: [figure] for name, figure in forgetting.FIGURES.items()}, "ff": [*forgetting.FIGURES.values()]}
@@ -285,6 +288,7 @@ def _train(options: argparse.Namespace) -> None:
     from fastlin.experiments import cells, config
     from fastlin.training import team
 
+    plots.check_installed()
     setting = config.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)

@@ -82,7 +82,24 @@ def predict(
     scale: float = 1.0,
     see_query: bool = False,
 ) -> Tensor:
-    """Predictions (B,) or (R, B) of one layer of masked linear attention; arguments as `fastlin.predict`."""
+    """Predictions (B,) or (R, B) of one layer of masked linear attention; arguments as `fastlin.predict`.
+
+    Parameters
+    ----------
+    z, q, task, p, W, v, scale, see_query
+        As in `fastlin.predict`.
+
+    Returns
+    -------
+    Tensor, shape (B,) or (R, B)
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10, dtype=torch.float64)
+    >>> W, v = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    >>> torch.allclose(fl.reference.predict(z, q, task, None, W, v), fl.predict(z, q, task, None, W, v))
+    True
+    """
     if W.ndim > 2:
         trials = [
             _layer(z, q, task, None if p is None else p[r], W[r], v[r], scale, see_query) for r in range(W.shape[0])
@@ -125,7 +142,24 @@ def stack_predict(
     first_skip: bool | None = None,
     residual: float = 1.0,
 ) -> Tensor:
-    """Predictions (B,) or (R, B) of a stack of layers; arguments as `fastlin.stack_predict`."""
+    """Predictions (B,) or (R, B) of a stack of layers; arguments as `fastlin.stack_predict`.
+
+    Parameters
+    ----------
+    z, q, task, p, A, C, h, scale, see_query, first_skip, residual
+        As in `fastlin.stack_predict`.
+
+    Returns
+    -------
+    Tensor, shape (B,) or (R, B)
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> fl.reference.stack_predict(z, q, task, None, A, C, h, scale=0.1).shape
+    torch.Size([4])
+    """
     if A.ndim > 3:
         trials = [
             _stack(
@@ -184,7 +218,26 @@ def prompt_loss(
     scale: float = 1.0,
     see_query: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer; arguments as `fastlin.prompt_loss`."""
+    """Loss and per-task losses of one layer; arguments as `fastlin.prompt_loss`.
+
+    Parameters
+    ----------
+    z, q, y, task, p, W, v, weight, scale, see_query
+        As in `fastlin.prompt_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10, dtype=torch.float64)
+    >>> W, v = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    >>> loss, per_task = fl.reference.prompt_loss(z, q, y, task, None, W, v)
+    >>> torch.allclose(loss, fl.prompt_loss(z, q, y, task, None, W, v)[0])
+    True
+    """
     yhat = predict(z, q, task, p, W, v, scale=scale, see_query=see_query)
     return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
 
@@ -206,7 +259,25 @@ def stack_loss(
     first_skip: bool | None = None,
     residual: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of a stack; arguments as `fastlin.stack_loss`."""
+    """Loss and per-task losses of a stack; arguments as `fastlin.stack_loss`.
+
+    Parameters
+    ----------
+    z, q, y, task, p, A, C, h, weight, scale, see_query, first_skip, residual
+        As in `fastlin.stack_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> fl.reference.stack_loss(z, q, y, task, None, A, C, h, scale=0.1)[1].shape
+    torch.Size([1])
+    """
     yhat = stack_predict(
         z, q, task, p, A, C, h, scale=scale, see_query=see_query, first_skip=first_skip, residual=residual
     )
@@ -227,7 +298,24 @@ def gram_loss(
     scale: float = 1.0,
     see_query: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer, from Gram matrices; arguments as `fastlin.gram_loss`."""
+    """Loss and per-task losses of one layer, from Gram matrices; arguments as `fastlin.gram_loss`.
+
+    Parameters
+    ----------
+    G, q, y, task, p, W, v, weight, scale, see_query
+        As in `fastlin.gram_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=4, n=10)
+    >>> fl.reference.gram_loss(G, q, y, task, None, torch.eye(3), torch.ones(3))[0].shape
+    torch.Size([])
+    """
     trials = []
     for r in range(W.shape[0] if W.ndim > 2 else 1):
         p_r, W_r, v_r = (p, W, v) if W.ndim == 2 else (None if p is None else p[r], W[r], v[r])
@@ -259,7 +347,25 @@ def gram_stack_loss(
     first_skip: bool | None = None,
     residual: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of a stack, from Gram matrices; arguments as `fastlin.gram_stack_loss`."""
+    """Loss and per-task losses of a stack, from Gram matrices; arguments as `fastlin.gram_stack_loss`.
+
+    Parameters
+    ----------
+    G, q, y, task, p, A, C, h, weight, scale, see_query, first_skip, residual
+        As in `fastlin.gram_stack_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=4, n=10)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> fl.reference.gram_stack_loss(G, q, y, task, None, A, C, h, scale=0.1)[0].shape
+    torch.Size([])
+    """
     trials = []
     for r in range(A.shape[0] if A.ndim > 3 else 1):
         p_r, A_r, C_r, h_r = (p, A, C, h) if A.ndim == 3 else (None if p is None else p[r], A[r], C[r], h[r])
@@ -290,7 +396,25 @@ def sampled_loss(
     offset: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer on the sequences that `mix` draws; arguments as `fastlin.sampled_loss`."""
+    """Loss and per-task losses of one layer on the sequences that `mix` draws; arguments as `fastlin.sampled_loss`.
+
+    Parameters
+    ----------
+    mix, n, batch, p, W, v, seed, step, stream, offset, **options
+        As in `fastlin.sampled_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> call = (fl.SphereTasks(2), 10, 64, None, torch.eye(3), torch.ones(3))
+    >>> literal, fast = (op(*call, seed=0, step=0)[0] for op in (fl.reference.sampled_loss, fl.sampled_loss))
+    >>> torch.allclose(literal, fast)
+    True
+    """
     streams = validation.streams("sampled_loss", stream, W.shape[0] if W.ndim > 2 else None)
     if streams is not None:
         at = {"seed": seed, "step": step, "offset": offset, **options}
@@ -315,7 +439,24 @@ def sampled_stack_loss(
     offset: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The same of a stack; arguments as `fastlin.sampled_stack_loss`."""
+    """The same of a stack; arguments as `fastlin.sampled_stack_loss`.
+
+    Parameters
+    ----------
+    mix, n, batch, p, A, C, h, seed, step, stream, offset, **options
+        As in `fastlin.sampled_stack_loss`.
+
+    Returns
+    -------
+    loss : Tensor, shape () or (R,)
+    per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> fl.reference.sampled_stack_loss(fl.SphereTasks(2), 10, 64, None, A, C, h, seed=0, step=0)[0].shape
+    torch.Size([])
+    """
     streams = validation.streams("sampled_stack_loss", stream, A.shape[0] if A.ndim > 3 else None)
     if streams is not None:
         at = {"seed": seed, "step": step, "offset": offset, **options}
@@ -334,7 +475,23 @@ def gram(
     *,
     see_query: bool = False,
 ) -> Tensor:
-    """Gram matrices (B, m, m) or (R, B, m, m) of the prompted tokens; arguments as `fastlin.gram`."""
+    """Gram matrices (B, m, m) or (R, B, m, m) of the prompted tokens; arguments as `fastlin.gram`.
+
+    Parameters
+    ----------
+    z, p, task, q, see_query
+        As in `fastlin.gram`.
+
+    Returns
+    -------
+    Tensor, shape (B, m, m) or (R, B, m, m)
+
+    Examples
+    --------
+    >>> fl.reference.gram(torch.tensor([[[1.0, 2.0], [3.0, 0.0]]]))
+    tensor([[[10.,  2.],
+             [ 2.,  4.]]])
+    """
     if p is not None and p.ndim == 4:
         return torch.stack([gram(z, p_r, task, q, see_query=see_query) for p_r in p])
     Z = _prepend(z, z.new_zeros(z.shape[0], z.shape[2]) if q is None else q, task, p)

@@ -1,6 +1,5 @@
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -9,12 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packages import build, copy_of_sources
 
 from fastlin import _extension
 from fastlin._version import __version__
 from fastlin.data import random
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -85,29 +83,9 @@ def test_loaded_once(monkeypatch):
     assert calls == ["fastlin._C"]
 
 
-def copy_of_sources(destination):
-    for name in ("pyproject.toml", "setup.py", "LICENSE"):
-        shutil.copy(ROOT / name, destination)
-    for name in ("csrc", "fastlin"):
-        ignore = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(ROOT / name, destination / name, ignore=ignore)
-
-
-def build_wheel(sources, **environment):
-    command = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    return subprocess.run(
-        [sys.executable, "-c", command],
-        cwd=sources,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_install_without_extension_says_why(tmp_path):
     copy_of_sources(tmp_path)
-    built = build_wheel(tmp_path, FASTLIN_NO_EXTENSION="1")
+    built = build("wheel", tmp_path, FASTLIN_NO_EXTENSION="1")
     assert built.returncode == 0, built.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert wheel.name.endswith("-none-any.whl")
@@ -134,6 +112,6 @@ def test_install_without_extension_says_why(tmp_path):
 
 def test_install_without_compiler_fails(tmp_path):
     copy_of_sources(tmp_path)
-    built = build_wheel(tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
+    built = build("wheel", tmp_path, CC="no-such-compiler", CXX="no-such-compiler")
     assert built.returncode != 0
     assert "FASTLIN_NO_EXTENSION=1 installs without it" in built.stderr

@@ -20,7 +20,17 @@ ORDER: dict[str, tuple[str, ...]] = {"cpu": ("cpu",), "cuda": ("cuda", "triton")
 
 
 class BackendError(RuntimeError):
-    """A backend that was named cannot serve the call; the message says why."""
+    """A backend that was named cannot serve the call; the message says why.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
+    >>> try:
+    ...     fl.prompt_loss(z, q, y, task, None, torch.eye(3), torch.ones(3), backend="cuda")
+    ... except fl.BackendError as error:
+    ...     print(str(error).split(":")[0])
+    prompt_loss
+    """
 
 
 class Backend(Protocol):

@@ -83,6 +83,15 @@ class Source(ABC):
         y : Tensor (batch,)
             Labels of the queries.
         task : Tensor (batch,), int64
+
+        Examples
+        --------
+        >>> z, q, y, task = fl.SphereTasks(2).sample(batch=8, n=5, seed=1)
+        >>> z.shape, q.shape, y.shape, task.shape
+        (torch.Size([8, 5, 3]), torch.Size([8, 3]), torch.Size([8]), torch.Size([8]))
+        >>> tail = fl.SphereTasks(2).sample(batch=3, n=5, seed=1, offset=5)[0]
+        >>> torch.equal(tail, z[5:])
+        True
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
         return _rounded(self._sample(place, n, _default(dtype), _where(device)), dtype, device)
@@ -93,7 +102,17 @@ class Source(ABC):
             return self._tokens(place, n)
 
     def describe(self) -> dict[str, Any]:
-        """What the source is, in values that JSON has; a large array by its digest."""
+        """What the source is, in values that JSON has; a large array by its digest.
+
+        Returns
+        -------
+        dict
+
+        Examples
+        --------
+        >>> fl.SphereTasks(2).describe()["source"]
+        'SphereTasks'
+        """
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {"source": type(self).__qualname__, **{name: _described(value) for name, value in public.items()}}
 
@@ -150,6 +169,12 @@ class LinearTasks(Source):
             With exactly the distribution of `fastlin.gram(z)`; without prompt and query.
         q, y, task
             The same as from `sample`, number for number.
+
+        Examples
+        --------
+        >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=8, n=10**9)
+        >>> G.shape
+        torch.Size([8, 3, 3])
         """
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
         sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
@@ -241,6 +266,15 @@ class TaskMixture(LinearTasks):
         Whether tokens start with a constant one.
     stratify : bool
         Whether a batch has exactly its share of each task (`strata.balanced_tasks`), instead of tasks at random.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5], noise_std=0.1)
+    >>> mix.d, mix.m, mix.K
+    (2, 3, 2)
+    >>> z, q, y, task = mix.sample(batch=8, n=5)
+    >>> z.shape
+    torch.Size([8, 5, 3])
     """
 
     def __init__(
@@ -271,7 +305,18 @@ class TaskMixture(LinearTasks):
         self._strata = balanced_tasks(self.weights) if stratify else None
 
     def reweighted(self, weights: Any, stratify: bool = False) -> Self:
-        """The same source with its tasks at other probabilities (K,)."""
+        """The same source with its tasks at other probabilities (K,).
+
+        Parameters
+        ----------
+        weights : array (K,)
+        stratify : bool
+            As in `TaskMixture`.
+
+        Returns
+        -------
+        TaskMixture
+        """
         other = copy.copy(self)
         other._weigh(weights, stratify)
         return other
@@ -313,6 +358,12 @@ class SphereTasks(LinearTasks):
     radius : float
     noise_std, feature_cov, bias
         As in `TaskMixture`.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(5, noise_std=0.3, bias=True).sample(batch=8, n=20)
+    >>> z.shape, bool((z[..., 0] == 1).all())
+    (torch.Size([8, 20, 7]), True)
     """
 
     def __init__(
@@ -337,6 +388,12 @@ class FixedTask(LinearTasks):
     theta : array (d,)
     noise_std, feature_cov, bias
         As in `TaskMixture`.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.FixedTask([1.0, -2.0]).sample(batch=8, n=20)
+    >>> torch.allclose(z[..., 2], z[..., 0] - 2 * z[..., 1], atol=1e-5)
+    True
     """
 
     def __init__(self, theta: Any, noise_std: float = 0.0, feature_cov: Any = None, bias: bool = False) -> None:
@@ -353,6 +410,16 @@ class FixedTask(LinearTasks):
         ----------
         cosine : float
             From -1, the task -theta, to 1.
+
+        Returns
+        -------
+        FixedTask
+            With theta (d,).
+
+        Examples
+        --------
+        >>> fl.FixedTask([1.0, 0.0]).at_cosine(-1).theta.tolist()
+        [-1.0, 0.0]
         """
         cosine = float(cosine)
         if not -1.0 <= cosine <= 1.0:
@@ -391,6 +458,13 @@ class PointSet(Source):
         Their labels.
     bias : bool
         Whether tokens start with a constant one.
+
+    Examples
+    --------
+    >>> points = fl.PointSet(torch.randn(100, 3), torch.randn(100))
+    >>> z, q, y, task = points.sample(batch=8, n=20)
+    >>> z.shape
+    torch.Size([8, 20, 4])
     """
 
     def __init__(self, x: Any, y: Any, bias: bool = False) -> None:
@@ -400,7 +474,21 @@ class PointSet(Source):
 
     @classmethod
     def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> PointSet:
-        """That many points of a task source: features and labels of its queries."""
+        """That many points of a task source: features and labels of its queries.
+
+        Parameters
+        ----------
+        source : task source
+        points : int
+            P.
+        seed, stream : int
+            As in `sample`.
+
+        Returns
+        -------
+        PointSet
+            With x (P, d) and y (P,).
+        """
         _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
         return cls(q[:, int(source.bias) : -1], y, bias=source.bias)
 

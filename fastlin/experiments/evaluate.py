@@ -31,6 +31,13 @@ class Errors(NamedTuple):
     standard_error : Tensor (S, R)
         Of sampling; zero where the error is exact.
     exact : bool
+
+    Examples
+    --------
+    >>> family = fl.theory.forgetting.pretrained(3)
+    >>> found = fl.evaluate(family, fl.FixedTask([1.0, 0.0, 0.0], bias=True), shots=[0, 10])
+    >>> found.shots, found.exact, found.error.shape
+    ((0, 10), True, torch.Size([2, 1]))
     """
 
     shots: tuple[int, ...]
@@ -82,6 +89,15 @@ def evaluate(
     Returns
     -------
     Errors
+
+    Examples
+    --------
+    >>> family, task = fl.theory.forgetting.pretrained(3), fl.FixedTask([1.0, 0.0, 0.0], bias=True)
+    >>> [round(error, 4) for error in fl.evaluate(family, task, shots=[0, 10, 100]).error[:, 0].tolist()]
+    [1.0, 0.3388, 0.0393]
+    >>> sampled = fl.evaluate(family, task.at_cosine(-1), shots=10, exact=False, batch=512, batches=8)
+    >>> sampled.error.shape, sampled.exact
+    (torch.Size([1, 1]), False)
     """
     if isinstance(source, type) or not hasattr(source, "sample"):
         raise TypeError(f"source: got a {type(source).__name__}, wants a task source such as fastlin.FixedTask")

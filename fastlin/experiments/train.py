@@ -62,6 +62,16 @@ class Run:
         Everything that decides the numbers.
     seconds : float
         Wall time of training, over all its pieces.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> run = fl.train(mix, "joint", 10, trials=3, steps=20, batch=256, progress=False)
+    >>> run.risk.shape, run.params["W"].shape, run.params["p"].shape
+    (torch.Size([3]), torch.Size([3, 3, 3]), torch.Size([3, 2, 1, 3]))
+    >>> loss, _ = fl.sampled_loss(mix, 10, 256, **run.params, **run.options, seed=1, step=0)
+    >>> loss.shape
+    torch.Size([3])
     """
 
     risk: Tensor
@@ -84,11 +94,33 @@ class Run:
         return self.options_at(self.config["n"])
 
     def options_at(self, n: int) -> dict[str, Any]:
-        """The same at n shots: a scale of 1/(n+1) is not folded into `params`, which serve every n."""
+        """The same at n shots: a scale of 1/(n+1) is not folded into `params`, which serve every n.
+
+        Parameters
+        ----------
+        n : int
+            Context length.
+
+        Returns
+        -------
+        dict
+            Keyword arguments of the ops.
+        """
         return self.model.op_options(n)
 
     def of(self, regime: str) -> slice:
-        """The trials of one of several regimes, in the order of their seeds."""
+        """The trials of one of several regimes, in the order of their seeds.
+
+        Parameters
+        ----------
+        regime : str
+            One of those that the run was given.
+
+        Returns
+        -------
+        slice
+            Of the dimension (trials,).
+        """
         names = [row["name"] for row in self.config["regime"]["variants"]] or [self.config["regime"]["name"]]
         return slice(names.index(choice("regime", regime, names)), None, len(names))
 
@@ -185,6 +217,13 @@ def train(
     Returns
     -------
     Run
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> run = fl.train(mix, "joint", 10, trials=3, steps=200, batch=1024, progress=False)
+    >>> run.risk.shape, bool((run.excess < 0.5).all())
+    (torch.Size([3]), True)
     """
     plan = Plan.of(
         mix,

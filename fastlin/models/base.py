@@ -31,6 +31,11 @@ class Shape:
         L, H, and t prompt tokens a task.
     task_heads, task_prompts : bool
         Whether each task has its own head, and its own prompt, or all share one.
+
+    Examples
+    --------
+    >>> fl.models.Shape(trials=4, tasks=2, width=3, features=2, attention_heads=2).lead
+    (4, 2)
     """
 
     trials: int
@@ -62,6 +67,11 @@ class Start:
     readout : float
         What heads have more on the label's coordinate, and value matrices on their diagonal: with 1, a model starts by
         reading labels.
+
+    Examples
+    --------
+    >>> fl.models.Start(attention=0.02).distribution
+    'normal'
     """
 
     distribution: str = "normal"
@@ -93,6 +103,13 @@ class Model(nn.Module, ABC):
         Of models that have value matrices: whether a head that tasks share is e_m, and these train alone.
     dtype, device
         Of the raw parameters.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=2, width=3, features=2)
+    >>> model = fl.models.Full(shape, fl.models.literal(3))
+    >>> isinstance(model, fl.models.Model), sorted(name for name, _ in model.named_parameters())
+    (True, ['W', 'p', 'v'])
     """
 
     name: ClassVar[str]

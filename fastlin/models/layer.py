@@ -20,7 +20,16 @@ class _Layer(Model):
 
 
 class Full(_Layer):
-    """W (m, m) and v (m,) or (K, m) as they are: Wq Wk' and Wv h merged."""
+    """W (m, m) and v (m,) or (K, m) as they are: Wq Wk' and Wv h merged.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=2, width=3, features=2)
+    >>> model = fl.models.Full(shape, fl.models.literal(3))
+    >>> model.start(fl.models.Start(), seed=0, stream=0)
+    >>> {name: tuple(form.shape) for name, form in model.forms().items()}
+    {'p': (4, 2, 1, 3), 'W': (4, 3, 3), 'v': (4, 2, 3)}
+    """
 
     name = "full"
     groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
@@ -41,7 +50,15 @@ class Full(_Layer):
 
 
 class Separate(_Layer):
-    """W = Wq Wk' and v_k = Wv h_k, formed in torch; one head h for all attention heads."""
+    """W = Wq Wk' and v_k = Wv h_k, formed in torch; one head h for all attention heads.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=2, width=3, features=2)
+    >>> model = fl.models.Separate(shape, fl.models.literal(3))
+    >>> model.Wq.shape, model.h.shape, model.forms()["W"].shape
+    (torch.Size([4, 3, 3]), torch.Size([4, 3]), torch.Size([4, 3, 3]))
+    """
 
     name = "separate"
     value_matrices = ("Wv",)
@@ -79,6 +96,13 @@ class Reduced(_Layer):
 
     Optimal prompts are of order n while a last entry of one is fixed: with `trainable_entry` p_k is the product of a
     vector and a number, which an optimiser grows in proportion; the predictor is the same.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=2, width=3, features=2)
+    >>> model = fl.models.Reduced(shape, fl.models.literal(3))
+    >>> model.W.shape, model.forms()["W"].shape
+    (torch.Size([4, 2, 2]), torch.Size([4, 3, 3]))
     """
 
     name = "reduced"

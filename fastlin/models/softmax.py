@@ -14,6 +14,14 @@ class Softmax(Full):
 
     Attention averages tokens instead of adding them. Of two heads with W and -W that are small, and v and -v that are
     large, what is left is linear attention on tokens from which their mean is taken.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=1, width=3, features=2)
+    >>> model = fl.models.Softmax(shape, fl.models.literal(3))
+    >>> loss, per_task = model.loss(fl.SphereTasks(2), 10, 64, seed=0, step=0)
+    >>> loss.shape, per_task.shape
+    (torch.Size([4]), torch.Size([4, 1]))
     """
 
     name = "softmax"

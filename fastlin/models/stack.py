@@ -16,6 +16,14 @@ class Stack(Model):
     """A_l = Wq Wk' and C_l = Wv of each layer, and heads h that read the query after the last.
 
     One layer has no residual, and takes W, v in `assign` as A, h with C = I.
+
+    Examples
+    --------
+    >>> shape = fl.models.Shape(trials=4, tasks=1, width=3, features=2, layers=2)
+    >>> model = fl.models.Stack(shape, fl.models.literal(3))
+    >>> loss, per_task = model.loss(fl.SphereTasks(2), 10, 64, seed=0, step=0)
+    >>> model.A.shape, loss.shape, per_task.shape
+    (torch.Size([4, 2, 3, 3]), torch.Size([4]), torch.Size([4, 1]))
     """
 
     name = "stack"

@@ -27,6 +27,15 @@ def save(model: Model, path: str | Path, **also: Any) -> None:
         Replaced as a whole or not at all.
     **also
         What else its description is to say, in values that JSON has.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> model = fl.models.Full(fl.models.Shape(trials=4, tasks=2, width=3, features=2), fl.models.literal(3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fl.models.save(model, f"{folder}/model.safetensors")
+    ...     print(fl.models.load(f"{folder}/model.safetensors").W.shape)
+    torch.Size([4, 3, 3])
     """
     _tensors.write(Path(path), "model", {**model.describe(), **also}, model.state_dict())
 
@@ -38,6 +47,24 @@ def load(path: str | Path) -> Model:
     ------
     FileError
         A ValueError that says what is wrong with the file.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Model
+        With its parameters, of leading R.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fl.train(mix, "plain", 5, steps=5, batch=64, out=f"{folder}/run", progress=False)
+    ...     print(fl.models.load(run.folder / "model.safetensors").W.shape)
+    torch.Size([1, 3, 3])
     """
     description, tensors = _tensors.read(Path(path), "model")
     factors = {name: tensors[f"{name}_unit"] for name in UNITS}

@@ -85,6 +85,16 @@ def prompt_loss(
     -----
     Differentiable in p, W, v, and in z and q when they require grad. Equal to `fastlin.reference.prompt_loss`, which
     forms [p; z; q], its attention scores and their mask.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> z, q, y, task = mix.sample(batch=64, n=10)
+    >>> p, W, v = torch.zeros(2, 1, 3), torch.eye(3).requires_grad_(), torch.ones(2, 3)
+    >>> loss, per_task = fl.prompt_loss(z, q, y, task, p, W, v, scale=0.1)
+    >>> loss.backward()
+    >>> loss.shape, per_task.shape, W.grad.shape
+    (torch.Size([]), torch.Size([2]), torch.Size([3, 3]))
     """
     return _loss(
         "prompt_loss",
@@ -131,6 +141,14 @@ def gram_loss(
     Notes
     -----
     `prompt_loss(z, ...)` equals `gram_loss(gram(z), ...)`. Differentiable in p, W, v, and in G and q.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
+    >>> W, v = torch.eye(3), torch.ones(3)
+    >>> by_gram, _ = fl.gram_loss(fl.gram(z), q, y, task, None, W, v)
+    >>> torch.allclose(by_gram, fl.prompt_loss(z, q, y, task, None, W, v)[0])
+    True
     """
     return _loss(
         "gram_loss",
@@ -186,6 +204,14 @@ def stack_loss(
     -----
     Costs O(L m^3) per sequence beyond forming G, whatever n is; attention over the tokens costs O(L n^2 m).
     Differentiable in p, A, C, h, and in z and q. Equal to `fastlin.reference.stack_loss`.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> loss, per_task = fl.stack_loss(z, q, y, task, None, A, C, h, scale=0.1)
+    >>> loss.shape, per_task.shape
+    (torch.Size([]), torch.Size([1]))
     """
     return _loss(
         "stack_loss",
@@ -232,6 +258,14 @@ def gram_stack_loss(
     -------
     loss : Tensor, shape () or (R,)
     per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=64, n=10**9)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> loss, per_task = fl.gram_stack_loss(G, q, y, task, None, A, C, h, scale=1e-10)
+    >>> loss.shape, per_task.shape
+    (torch.Size([]), torch.Size([1]))
     """
     return _loss(
         "gram_stack_loss",
@@ -271,6 +305,14 @@ def predict(
     -------
     Tensor, shape (B,) or (R, B)
         Differentiable in z, q, p, W, v.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
+    >>> fl.predict(z, q, task, None, torch.eye(3), torch.ones(3)).shape
+    torch.Size([64])
+    >>> fl.predict(z, q, task, None, torch.eye(3).repeat(5, 1, 1), torch.ones(5, 1, 3)).shape  # five trials
+    torch.Size([5, 64])
     """
     return _predict(
         "predict",
@@ -310,6 +352,13 @@ def stack_predict(
     -------
     Tensor, shape (B,) or (R, B)
         Differentiable in z, q, p, A, C, h.
+
+    Examples
+    --------
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> fl.stack_predict(z, q, task, None, A, C, h, scale=0.1).shape
+    torch.Size([64])
     """
     return _predict(
         "stack_predict",
@@ -354,6 +403,13 @@ def gram(
     Tensor, shape (B, m, m) or (R, B, m, m)
         sum_t p p' + sum_i z_i z_i' (+ q q'). `gram_loss` adds prompt and query itself: it takes `gram(z)`.
         Differentiable in z, p, q.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[[1.0, 2.0], [3.0, 0.0]]])
+    >>> fl.gram(z)
+    tensor([[[10.,  2.],
+             [ 2.,  4.]]])
     """
     tasks = validation.gram_arguments(z, p, task, q, see_query=see_query, backend=backend, check_finite=check_finite)
     if backend == "reference":

@@ -84,6 +84,15 @@ def sampled_loss(
     Notes
     -----
     Equal to `gram_loss` on `mix.sample_gram(batch, n, ...)`. Differentiable in p, W, v.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> p, W, v = (torch.randn(50, *size).requires_grad_() for size in ((2, 1, 3), (3, 3), (2, 3)))  # 50 trials
+    >>> loss, per_task = fl.sampled_loss(mix, 20, 1024, p, W, v, seed=0, step=0, scale=1 / 20)
+    >>> loss.sum().backward()
+    >>> loss.shape, per_task.shape, W.grad.shape
+    (torch.Size([50]), torch.Size([50, 2]), torch.Size([50, 3, 3]))
     """
     place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
     model = {"scale": scale, "see_query": see_query}
@@ -124,6 +133,13 @@ def sampled_stack_loss(
     -------
     loss : Tensor, shape () or (R,)
     per_task : Tensor, shape (K,) or (R, K)
+
+    Examples
+    --------
+    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
+    >>> loss, _ = fl.sampled_stack_loss(fl.SphereTasks(2), 20, 1024, None, A, C, h, seed=0, step=0, scale=1 / 20)
+    >>> loss.shape
+    torch.Size([])
     """
     place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
     model = {"scale": scale, "see_query": see_query, "first_skip": first_skip, "residual": residual}

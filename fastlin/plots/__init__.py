@@ -5,9 +5,11 @@ from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
 from fastlin.plots.steps import training, training_figure
+from fastlin.plots.style import check_installed
 
 __all__ = [
     "axes_figure",
+    "check_installed",
     "claims",
     "claims_figure",
     "panel",

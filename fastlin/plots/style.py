@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,18 @@ REGIME_CURVES = {"fine-tune": "fine_tuned", "one-prompt": "one_prompt", "joint+h
 _METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
+def check_installed() -> None:
+    """Raise where matplotlib is missing, and say how to get it: before hours of training, not after."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            "pictures need matplotlib, which is not installed; pip install 'fastlin[plots]' brings it",
+            name="matplotlib",
+        )
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty picture, of inches, that needs no window."""
+    check_installed()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

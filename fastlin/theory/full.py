@@ -45,12 +45,36 @@ def full_population_loss(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale:
     Returns
     -------
     Tensor () or, with trials, (R,), float64
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> p, W, v = fl.theory.joint(mix, 10).attention()
+    >>> loss = fl.theory.full_population_loss(mix, 10, p, W, v)
+    >>> round(float(loss), 4), round(fl.theory.joint(mix, 10).loss, 4)
+    (0.6207, 0.6207)
     """
     return full_task_losses(mix, n, p, W, v, scale=scale) @ Moments.of(mix).pi
 
 
 def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: float = 1.0) -> Tensor:
-    """The loss of each task, (K,) or (R, K); arguments and formula of `full_population_loss`."""
+    """The loss of each task, (K,) or (R, K); arguments and formula of `full_population_loss`.
+
+    Parameters
+    ----------
+    mix, n, p, W, v, scale
+        As in `full_population_loss`.
+
+    Returns
+    -------
+    Tensor (K,) or, with trials, (R, K), float64
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> fl.theory.full_task_losses(mix, 10, *fl.theory.joint(mix, 10).attention()).shape
+    torch.Size([2])
+    """
     mom, n = Moments.of(mix), check_shots(n)
     p, W, v, trials = _full_form(mom, p, W, v)
     losses = _task_losses(mom, n, p, scale * W[..., : mom.d, :], v)

@@ -27,6 +27,23 @@ def debiased_loss(mix: Mixture, n: int, W: Any) -> Tensor:
         L = s2 + tr(S E Bbar E') + n abar tr(S W S W') + n tr(S W S Bbar S W'),    E = n W S - I
 
     W (d, d) or (R, d, d); returns () or (R,), float64, differentiable.
+
+    Parameters
+    ----------
+    mix, n
+        As in `fastlin.theory.plain`.
+    W : Tensor (d, d) or (R, d, d)
+
+    Returns
+    -------
+    Tensor () or (R,), float64
+        Differentiable in W.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(float(fl.theory.debiased_loss(mix, 10, torch.eye(2) / 13)), 4)
+    0.4615
     """
     mom, n = Moments.of(mix), check_shots(n)
     W = as_float64("W", W)
@@ -41,6 +58,25 @@ def debiased_attention(mix: Mixture, W: Any) -> Attention:
         A = [[W, 0], [0, 0]]        v_k = [-mu_k; 1]        p_k = [W^-1 mu_k; mu_k' W^-T mu_k + 1]
 
     W must be invertible. The ops are called with scale 1.
+
+    Parameters
+    ----------
+    mix : TaskMixture
+        With bias=False; m = d + 1.
+    W : Tensor (d, d)
+        Invertible.
+
+    Returns
+    -------
+    Attention
+        p (K, 1, m), W (m, m), v (K, m).
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> attention = fl.theory.debiased_attention(mix, torch.eye(2) / 13)
+    >>> round(float(fl.theory.full_population_loss(mix, 10, *attention)), 4)
+    0.4615
     """
     mom = Moments.of(mix)
     W = as_float64("W", W)
@@ -63,6 +99,22 @@ def decoupled(mix: Mixture, n: int) -> Optimum:
     where the loss leaves W free: n = 0 (loss abar), or Bbar = 0 without noise (loss 0). The paper's
     Proposition 1 has this loss equal to the infimum over heads and prompts; it is only an upper bound of that
     (see `scaled_heads`). Its appendix omits the s2.
+
+    Parameters
+    ----------
+    mix, n
+        As in `fastlin.theory.plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompt tokens (K, d+1), heads (K, d+1).
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.decoupled(mix, 10).loss, 4)
+    0.4615
     """
     mom, n = Moments.of(mix), check_shots(n)
     W = ridge_preconditioner(mom, n, mom.Bbar, mom.abar)
@@ -78,6 +130,22 @@ def shared_shift(mix: Mixture, n: int) -> Optimum:
         head [-m; 1]        prompt token [r_k; r_k.m + 1],    r_k = p_k(centred) + W^-1 m
 
     Not in the paper, whose Assumption 1 takes m = 0 as no restriction: with sum_k pi_k mu_k != 0 it is one.
+
+    Parameters
+    ----------
+    mix, n
+        As in `fastlin.theory.plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompt tokens (K, d+1), heads (K, d+1), all the same.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.shared_shift(mix, 10).loss, 4), round(fl.theory.joint(mix, 10).loss, 4)
+    (0.545, 0.6207)
     """
     mom, n = Moments.of(mix), check_shots(n)
     m = mom.pi @ mom.mu
@@ -106,6 +174,23 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
     no start leads to would be missed, though none was found by random starts.
     The paper's Proposition 1 overlooks these heads: L <= L_decoupled, with equality when one W is best for
     every task.
+
+    Parameters
+    ----------
+    mix, n
+        As in `fastlin.theory.plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompt tokens (K, d+1), heads (K, d+1).
+
+    Examples
+    --------
+    >>> covariances = [[[4.0, 0.0], [0.0, 0.1]], [[0.1, 0.0], [0.0, 4.0]]]
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], covariances, [0.3, 0.7], noise_std=1.0)
+    >>> fl.theory.scaled_heads(mix, 10).loss < fl.theory.decoupled(mix, 10).loss
+    True
     """
     mom, n = Moments.of(mix), check_shots(n)
     if n == 0 or mom.abar == 0:
@@ -121,6 +206,22 @@ def heads_lower_bound(mix: Mixture, n: int) -> Bound:
         W_k = B_k ((tr(S B_k) + s2) I + (n+1) S B_k)^-1
 
     where L0_k is the debiased loss of task k alone. Equal to `decoupled` when every task has the same W_k.
+
+    Parameters
+    ----------
+    mix, n
+        As in `fastlin.theory.plain`.
+
+    Returns
+    -------
+    Bound
+        Of the loss, a scalar of shape ().
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(float(fl.theory.heads_lower_bound(mix, 10)), 4), round(fl.theory.decoupled(mix, 10).loss, 4)
+    (0.4615, 0.4615)
     """
     mom, n = Moments.of(mix), check_shots(n)
     a = torch.einsum("ij,kij->k", mom.S, mom.B) + mom.s2

@@ -10,7 +10,21 @@ from torch import Tensor
 
 
 class Attention(NamedTuple):
-    """Parameters of the one-layer ops: p (K, 1, m) prompt tokens, W (m, m), v (K, m) heads; scale 1."""
+    """Parameters of the one-layer ops: p (K, 1, m) prompt tokens, W (m, m), v (K, m) heads; scale 1.
+
+    Attributes
+    ----------
+    p : Tensor (K, 1, m)
+    W : Tensor (m, m)
+    v : Tensor (K, m)
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> attention = fl.theory.joint(mix, 10).attention()
+    >>> attention.p.shape, attention.W.shape, attention.v.shape
+    (torch.Size([2, 1, 3]), torch.Size([3, 3]), torch.Size([2, 3]))
+    """
 
     p: Tensor
     W: Tensor
@@ -26,6 +40,17 @@ class NotAttained(ValueError):
         The infimum of the population loss.
     reason, wants : str
         Why it is not attained, and what it would take.
+
+    Examples
+    --------
+    A task without spread, of a mean that is not zero:
+
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, 0.0]], [[[0.0, 0.0], [0.0, 1.0]]] * 2, [0.5, 0.5])
+    >>> try:
+    ...     fl.theory.joint(mix, 10)
+    ... except fl.theory.NotAttained as error:
+    ...     print(round(error.infimum, 4))
+    0.2
     """
 
     def __init__(self, infimum: float, reason: str, wants: str) -> None:
@@ -41,7 +66,19 @@ class NotAttained(ValueError):
 
 @dataclass(frozen=True)
 class Bound:
-    """A value of the loss that no parameters are claimed to attain; `float(bound)` is the value."""
+    """A value of the loss that no parameters are claimed to attain; `float(bound)` is the value.
+
+    Attributes
+    ----------
+    loss : float, a scalar of shape ()
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> bound = fl.theory.heads_lower_bound(mix, 10)
+    >>> float(bound) == bound.loss
+    True
+    """
 
     loss: float
 
@@ -63,6 +100,13 @@ class Optimum:
         Task heads; None is the fixed head e_m of the reduced model.
     loss : float
         The population loss at the optimum, label noise included.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> optimum = fl.theory.joint(mix, 10)
+    >>> round(optimum.loss, 4), optimum.W.shape, optimum.prompts.shape, optimum.heads
+    (0.6207, torch.Size([2, 2]), torch.Size([2, 2]), None)
     """
 
     W: Tensor
@@ -77,6 +121,11 @@ class Optimum:
         """The same predictor as parameters p, W, v of the ops, m = d + 1, scale 1.
 
         W becomes [[W, 0], [0, 0]]. Without heads v_k = e_m and the prompt token is [p_k; 1].
+
+        Returns
+        -------
+        Attention
+            p (K, 1, m), W (m, m), v (K, m).
         """
         K, d = self.prompts.shape[0], self.W.shape[0]
         if self.heads is None:

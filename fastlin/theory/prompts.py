@@ -21,7 +21,23 @@ _ATTAINED = 1e-12
 
 
 def normaliser(mix: Mixture) -> float:
-    """E[y^2] = tr(S Btil) + s2: the loss of predicting zero, by which curves of risk are divided."""
+    """E[y^2] = tr(S Btil) + s2: the loss of predicting zero, by which curves of risk are divided.
+
+    Parameters
+    ----------
+    mix : TaskMixture
+        With bias=False.
+
+    Returns
+    -------
+    float, a scalar of shape ()
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> fl.theory.normaliser(mix)
+    3.0
+    """
     return Moments.of(mix).a
 
 
@@ -52,6 +68,16 @@ def population_loss(mix: Mixture, n: int, W: Any, prompts: Any = None) -> Tensor
     Returns
     -------
     Tensor () or (R,), float64
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> optimum = fl.theory.joint(mix, 10)
+    >>> W = optimum.W.clone().requires_grad_()
+    >>> loss = fl.theory.population_loss(mix, 10, W, optimum.prompts)
+    >>> loss.backward()
+    >>> round(loss.item(), 4), W.grad.abs().max().item() < 1e-12
+    (0.6207, True)
     """
     mom, n = Moments.of(mix), check_shots(n)
     W = as_float64("W", W)
@@ -89,6 +115,24 @@ def plain(mix: Mixture, n: int) -> Optimum:
 
     No inverse of Btil is taken. At n = 0 the loss is E[y^2] whatever W, which is then the formula's; without
     any signal or noise W = 0. The prompts of the result are zero (K, d). The paper's Theorem 1, for any S.
+
+    Parameters
+    ----------
+    mix : TaskMixture
+        With bias=False.
+    n : int
+        Context length, 0 allowed.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompts (K, d) of zeros.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.plain(mix, 10).loss, 4)
+    0.6923
     """
     mom, n = Moments.of(mix), check_shots(n)
     loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
@@ -103,6 +147,22 @@ def fine_tuned(mix: Mixture, n: int) -> Optimum:
     Btil^-1 is a pseudo-inverse: every mean lies in the range of Btil, so the prompts exist whatever its rank,
     and they do not depend on n. n = 0: the loss is abar. The paper's L (Theorem 2) has (nW-I)'(nW-I) in place
     of the square, right only if S and Btil commute; its appendix boxes P = Mmu (W^-1 - n S), right for S = I.
+
+    Parameters
+    ----------
+    mix, n
+        As in `plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompts (K, d).
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.fine_tuned(mix, 10).loss, 4)
+    0.6391
     """
     mom, n = Moments.of(mix), check_shots(n)
     W = preconditioner(mom, n)
@@ -125,6 +185,24 @@ def joint(mix: Mixture, n: int) -> Optimum:
     prompts exist when every mean lies in the range of Bbar (pseudo-inverse); otherwise the infimum is not
     attained and NotAttained states it. n = 0: the loss is abar, any W with W p_k = mu_k attains it. The
     paper's Theorem 3 prompts need W' = W, and its "prompts of about -n S mu_k" do not occur.
+
+    Parameters
+    ----------
+    mix, n
+        As in `plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompts (K, d).
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.joint(mix, 10).loss, 4)
+    0.6207
+    >>> torch.allclose(fl.theory.joint(mix, 10).prompts, fl.theory.joint(mix, 1000).prompts)
+    True
     """
     return joint_optimum(Moments.of(mix), check_shots(n))
 
@@ -151,6 +229,22 @@ def one_prompt(mix: Mixture, n: int) -> Optimum:
     first two moments only: this is `joint` of the single task of mean mubar = sum_k pi_k mu_k and covariance
     Btil - mubar mubar'. It is `plain`, with p = 0, when mubar = 0. The prompts (K, d) of the result are all p.
     NotAttained where `joint` of the single task raises it.
+
+    Parameters
+    ----------
+    mix, n
+        As in `plain`.
+
+    Returns
+    -------
+    Optimum
+        W (d, d), prompts (K, d), all the same.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.one_prompt(mix, 10).loss, 4)
+    0.6565
     """
     mom, n = Moments.of(mix), check_shots(n)
     optimum = joint_optimum(mom.pooled(), n)
@@ -200,7 +294,23 @@ def _cost(mom: Moments, residual: Tensor) -> float:
 
 
 class GapLimits(NamedTuple):
-    """Limits for n -> infinity of the scaled gaps between optima."""
+    """Limits for n -> infinity of the scaled gaps between optima.
+
+    Attributes
+    ----------
+    plain_fine_tuned : float
+        Of n^2 times the gap; all three are scalars, of shape ().
+    fine_tuned_joint : float
+        Of n^2 times the gap.
+    joint_decoupled : float
+        Of n times the gap.
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> round(fl.theory.gap_limits(mix).joint_decoupled, 4)
+    3.0
+    """
 
     plain_fine_tuned: float
     fine_tuned_joint: float
@@ -215,6 +325,24 @@ def gap_limits(mix: Mixture) -> GapLimits:
         n   (L_joint - L_decoupled)   ->  (d+1) tr(S M)
 
     S and Bbar must be invertible. The paper's Corollary 1 has the second gap as O(1/n); it is Theta(1/n^2).
+
+    Parameters
+    ----------
+    mix : TaskMixture
+        With bias=False.
+
+    Returns
+    -------
+    GapLimits
+        Three scalars, of shape ().
+
+    Examples
+    --------
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> n = 10_000
+    >>> gap = fl.theory.joint(mix, n).loss - fl.theory.decoupled(mix, n).loss
+    >>> round(n * gap, 2), round(fl.theory.gap_limits(mix).joint_decoupled, 2)
+    (3.0, 3.0)
     """
     mom = Moments.of(mix)
     for name, matrix in (("feature covariance", mom.S), ("mean task covariance", mom.Bbar)):

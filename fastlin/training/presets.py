@@ -114,6 +114,22 @@ def resolve(preset: str, model: str, given: Mapping[str, Any], regime: Regime | 
     ------
     ValueError, TypeError
         Naming the value, what it got and what it wants.
+
+    Parameters
+    ----------
+    preset, model : str
+    given : mapping
+        Fields of `Protocol`.
+    regime : Regime, optional
+
+    Returns
+    -------
+    Protocol
+
+    Examples
+    --------
+    >>> fl.training.presets.resolve("paper", "full", {"steps": 100}).lr
+    0.001
     """
     choice("preset", preset, PRESETS)
     if regime is not None and regime.study == "forgetting":

@@ -116,6 +116,12 @@ class Protocol:
         Their standard deviations, or bounds: of W, Wq, Wk or A; of Wv or C; of v or h; of p.
     start_readout : float
         What heads start with on the label's coordinate, and value matrices on their diagonal.
+
+    Examples
+    --------
+    >>> from fastlin.training.protocol import Protocol
+    >>> Protocol(steps=100, batch=64, lr=1e-3, schedule="cosine").factor(0.5)
+    0.5
     """
 
     steps: int

@@ -41,6 +41,11 @@ class Term:
         At the phase's first step and at its end; linear between them.
     source : str
         "mix", or "target": the task source that the run was given under that name.
+
+    Examples
+    --------
+    >>> fl.training.regimes.Term(shots=0, weight=(1.0, 0.0), source="target").weight_at(0.25)
+    0.75
     """
 
     shots: int | None = None
@@ -65,6 +70,11 @@ class Phase:
     prompts : bool
         Whether prompts are prepended.
     objective : tuple of Term
+
+    Examples
+    --------
+    >>> fl.training.regimes.Phase(("prompts",), prompts=True).trains
+    ('prompts',)
     """
 
     trains: tuple[str, ...]
@@ -90,6 +100,14 @@ class Regime:
         number of columns and attention heads are averaged.
     variants : tuple of Regime
         Of a row that `together` made: what its trials do, side by side.
+
+    Examples
+    --------
+    >>> from fastlin.training.regimes import Phase, Regime
+    >>> mine = Regime("prompts first", (Phase(("prompts",), True), Phase(("attention", "heads"), True)))
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> fl.train(mix, mine, 5, steps=10, batch=64, progress=False).risk.shape
+    torch.Size([1])
     """
 
     name: str
@@ -148,6 +166,22 @@ def together(rows: Sequence[Regime]) -> Regime:
 
     A phase trains what any variant trains, on the terms that any has; the loop holds still what a variant does not
     train, and gives its terms the variant's weights.
+
+    Parameters
+    ----------
+    rows : sequence of Regime
+        V of them, alike but for what they train and on what.
+
+    Returns
+    -------
+    Regime
+        With R = seeds V trials.
+
+    Examples
+    --------
+    >>> from fastlin.training.regimes import REGIMES, together
+    >>> together([REGIMES["zs:all"], REGIMES["zs:v"]]).name
+    'zs:all,zs:v'
     """
     first = rows[0]
     for row in rows:
@@ -181,7 +215,21 @@ def keyed(objective: Sequence[Term]) -> dict[tuple[int | None, str, int], Term]:
 
 
 def named(regime: str | Regime | Sequence[str | Regime]) -> Regime:
-    """The row of a name; a row of the caller's own is checked; several are put `together`."""
+    """The row of a name; a row of the caller's own is checked; several are put `together`.
+
+    Parameters
+    ----------
+    regime : str, Regime or sequence of these
+
+    Returns
+    -------
+    Regime
+
+    Examples
+    --------
+    >>> [phase.trains for phase in fl.training.regimes.named("fine-tune").phases]
+    [('attention', 'heads'), ('prompts',)]
+    """
     if isinstance(regime, (list, tuple)) and regime:
         rows = [named(one) for one in regime]
         return rows[0] if len(rows) == 1 else together(rows)

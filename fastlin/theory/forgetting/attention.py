@@ -63,6 +63,13 @@ def attention_error(
     Returns
     -------
     Tensor (...) or, with trials, (R, ...), float64
+
+    Examples
+    --------
+    >>> theta = torch.tensor([1.0, 0.0, 0.0])
+    >>> W, v = fl.theory.forgetting.pretrained(3, shots=20).attention()
+    >>> round(float(fl.theory.forgetting.attention_error(W, v, theta, 20)), 4)
+    0.1667
     """
     theta = tasks("theta", theta)
     d = theta.shape[-1]
@@ -159,13 +166,34 @@ def _sixth(X: Tensor, g: Tensor, h: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 class TaskPoints(NamedTuple):
-    """Tasks (T, d) and weights (T,), some of them negative, that give averages of polynomials of degree four."""
+    """Tasks (T, d) and weights (T,), some of them negative, that give averages of polynomials of degree four.
+
+    Attributes
+    ----------
+    theta : Tensor (T, d)
+    weight : Tensor (T,)
+
+    Examples
+    --------
+    >>> points = fl.theory.forgetting.task_points(3, radius=1.0)
+    >>> points.theta.shape, round(float(points.weight.sum()), 12)
+    (torch.Size([18, 3]), 1.0)
+    """
 
     theta: Tensor
     weight: Tensor
 
     def mean(self, errors: Tensor) -> Tensor:
-        """The average over tasks of errors (..., T) at these."""
+        """The average over tasks of errors (..., T) at these.
+
+        Parameters
+        ----------
+        errors : Tensor (..., T)
+
+        Returns
+        -------
+        Tensor (...)
+        """
         return errors @ self.weight
 
 
@@ -174,6 +202,30 @@ def task_points(d: int, *, radius: float | None = None, mean: Any = None, task_c
 
     With `radius` the distribution is uniform on that sphere in R^d, else N(mean, task_cov); None is 0 and I. Both
     formulas are of degree five, with 2 d^2 points, and one more for the Gaussian.
+
+    Parameters
+    ----------
+    d : int
+        Number of features.
+    radius : float, optional
+        Of the sphere.
+    mean : Tensor (d,), optional
+    task_cov : Tensor (d, d), optional
+
+    Returns
+    -------
+    TaskPoints
+        theta (T, d) and weight (T,).
+
+    Examples
+    --------
+    >>> points = fl.theory.forgetting.task_points(3, radius=1.0)
+    >>> family = fl.theory.forgetting.pretrained(3, shots=20, task_cov=torch.eye(3) / 3)
+    >>> errors = fl.theory.forgetting.attention_error(*family.attention(), points.theta, 20)
+    >>> round(float(points.mean(errors)), 6)
+    0.166667
+    >>> round(float(fl.theory.forgetting.pretraining_loss(3, shots=20, task_cov=torch.eye(3) / 3)), 6)
+    0.166667
     """
     eye = torch.eye(d, dtype=torch.float64)
     if radius is not None:

@@ -25,6 +25,13 @@ class Family:
         Query-key weight of the constant coordinate.
     Q : Tensor (d, d)
         Query-key weight of the features.
+
+    Examples
+    --------
+    >>> family = fl.theory.forgetting.Family(v_x=torch.zeros(3), v=1.0, q=0.0, Q=torch.eye(3))
+    >>> W, v = family.attention()
+    >>> W.shape, v.shape
+    (torch.Size([5, 5]), torch.Size([5]))
     """
 
     v_x: Tensor
@@ -52,6 +59,11 @@ class Family:
 
         f = scale (W'z).(G v) with W = blockdiag(q, Q', 0) and v the last row of V; the ops want p=None,
         see_query=True and scale = 1/(n+1).
+
+        Returns
+        -------
+        W : Tensor (m, m)
+        v : Tensor (m,)
         """
         zero = self.v_x.new_zeros(1)
         pad = torch.nn.functional.pad
@@ -61,7 +73,20 @@ class Family:
 
 @dataclass(frozen=True, eq=False)
 class FamilyOptimum:
-    """A member of the family that training should end in, up to (sV, Q/s), and its loss, which `float` gives."""
+    """A member of the family that training should end in, up to (sV, Q/s), and its loss, which `float` gives.
+
+    Attributes
+    ----------
+    family : Family
+        With v_x (d,), v (), q (), Q (d, d).
+    loss : float
+
+    Examples
+    --------
+    >>> family = fl.theory.forgetting.pretrained(3, shots=20)
+    >>> float(fl.theory.forgetting.FamilyOptimum(family, 0.5))
+    0.5
+    """
 
     family: Family
     loss: float
@@ -109,6 +134,30 @@ def pretrained(
         v_x = 0    v = 1    q = 0    Q = (S + (tr(ST) + s2)/(m+1) T^-1)^-1    m -> infinity: Q = S^-1
 
     Only T, not the law of theta, enters. No inverse of T is taken. (sV, Q/s) is the same predictor.
+
+    Parameters
+    ----------
+    d : int
+        Number of features.
+    shots : int or None
+        m; None is the limit of many.
+    cov : Tensor (d, d), optional
+        S, of the features; None is I.
+    noise_var : float
+        s2.
+    task_cov : Tensor (d, d), optional
+        T = E[theta theta']; None is I.
+
+    Returns
+    -------
+    Family
+        With v_x (d,), v (), q (), Q (d, d).
+
+    Examples
+    --------
+    >>> family = fl.theory.forgetting.pretrained(3, shots=20, noise_var=0.1)
+    >>> family.v_x.tolist(), round(float(family.Q[0, 0]), 4)
+    ([0.0, 0.0, 0.0], 0.8714)
     """
     S, T = covariance("cov", cov, d), covariance("task_cov", task_cov, d)
     s2 = check_variance(noise_var)
@@ -133,6 +182,25 @@ def fully_tuned(theta0: Any, c: Any = 1.0) -> Family:
                   -> s2 + ||theta||^2
 
     Other global minimisers of the zero-shot loss exist; this is the one the paper's family describes.
+
+    Parameters
+    ----------
+    theta0 : Tensor (d,)
+        The task.
+    c : float
+        The free scalar v.
+
+    Returns
+    -------
+    Family
+        With v_x (d,), v (), q (), Q (d, d).
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> family = fl.theory.forgetting.fully_tuned(theta0)
+    >>> round(float(fl.theory.forgetting.error(family, theta0, n=0, noise_var=0.1)), 12)
+    0.1
     """
     theta0 = vector("theta0", theta0)
     d = theta0.shape[0]
@@ -154,6 +222,27 @@ def value_tuned(
 
     v = c does not enter the zero-shot loss, whose minimum is s2 + ||theta0||^2 - theta0' m1 M2^-1 m1 theta0,
     in the limit s2 + 2 ||theta0||^2/(d+4).
+
+    Parameters
+    ----------
+    theta0 : Tensor (d,)
+        The task.
+    c : float
+        The free scalar v.
+    shots, cov, noise_var, task_cov
+        As in `pretrained`, of pretraining.
+
+    Returns
+    -------
+    Family
+        With v_x (d,), v (), q (), Q (d, d).
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> family = fl.theory.forgetting.value_tuned(theta0)
+    >>> round(float(fl.theory.forgetting.error(family, theta0, n=0)), 4)  # 2/(d+4)
+    0.2857
     """
     theta0 = vector("theta0", theta0)
     d = theta0.shape[0]
@@ -173,5 +262,18 @@ def minimal_update_scalar(start: Family) -> Tensor:
     """The free scalar c that moves V least from `start`: argmin_c ||V_c - V||_F = v, 1 for `pretrained`.
 
     Gradient descent on the zero-shot loss stays there as well, because that loss does not depend on v.
+
+    Parameters
+    ----------
+    start : Family
+
+    Returns
+    -------
+    Tensor ()
+
+    Examples
+    --------
+    >>> float(fl.theory.forgetting.minimal_update_scalar(fl.theory.forgetting.pretrained(3)))
+    1.0
     """
     return start.v

@@ -60,7 +60,14 @@ def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float 
 
     Returns
     -------
-    Tensor of the broadcast shape, float64
+    Tensor of the broadcast shape (...), float64
+
+    Examples
+    --------
+    >>> family = fl.theory.forgetting.pretrained(3)
+    >>> shots = torch.tensor([0, 1, 10, 100])
+    >>> [round(e, 4) for e in fl.theory.forgetting.error(family, torch.tensor([1.0, 0.0, 0.0]), shots).tolist()]
+    [1.0, 1.25, 0.3388, 0.0393]
     """
     theta = tasks("theta", theta, family.d)
     S, s2 = covariance("cov", cov, family.d), check_variance(noise_var)
@@ -88,6 +95,20 @@ def pretraining_loss(
         s2 + tr(ST) - m/(m+1) tr(S Q S T)        m -> infinity: s2
 
     Arguments of `pretrained`.
+
+    Parameters
+    ----------
+    d, shots, cov, noise_var, task_cov
+        As in `pretrained`.
+
+    Returns
+    -------
+    Tensor (), float64
+
+    Examples
+    --------
+    >>> round(float(fl.theory.forgetting.pretraining_loss(3, shots=20)), 4)
+    0.5
     """
     S, T = covariance("cov", cov, d), covariance("task_cov", task_cov, d)
     Q = pretrained(d, shots, cov, noise_var, task_cov).Q
@@ -102,6 +123,21 @@ def threshold_shots(theta: Any, cov: Any = None, noise_var: float = 0.0) -> Tens
     """D (1 + s2/||theta||^2) - 1: the limit of pretraining beats zero-shot on theta (..., d) iff n > this.
 
     A real number, of theta's leading shape; infinite for theta = 0 with noise.
+
+    Parameters
+    ----------
+    theta : Tensor (..., d)
+    cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    Tensor (...), float64
+
+    Examples
+    --------
+    >>> float(fl.theory.forgetting.threshold_shots(torch.tensor([1.0, 0.0, 0.0])))
+    2.0
     """
     theta = tasks("theta", theta)
     d, s2 = theta.shape[-1], check_variance(noise_var)
@@ -110,7 +146,20 @@ def threshold_shots(theta: Any, cov: Any = None, noise_var: float = 0.0) -> Tens
 
 
 class QuadraticForm(NamedTuple):
-    """A (d, d), b (d,), C () of E_n - E_0 = -v_x'A v_x + 2 b'v_x + C."""
+    """A (d, d), b (d,), C () of E_n - E_0 = -v_x'A v_x + 2 b'v_x + C.
+
+    Attributes
+    ----------
+    A : Tensor (d, d)
+    b : Tensor (d,)
+    C : Tensor ()
+
+    Examples
+    --------
+    >>> form = fl.theory.forgetting.quadratic_form(torch.eye(3), torch.tensor([1.0, 0.0, 0.0]), n=10)
+    >>> form.A.shape, form.b.shape, form.C.shape
+    (torch.Size([3, 3]), torch.Size([3]), torch.Size([]))
+    """
 
     A: Tensor
     b: Tensor
@@ -127,6 +176,31 @@ def quadratic_form(Q: Any, theta: Any, n: int, cov: Any = None, noise_var: float
         C = -(2n/N) theta'S Q S theta + [n (||theta||^2 + s2) tq + n(n+1) theta'X theta]/N^2
 
     Few shots do no better than none iff (v_x - A^-1 b)'A (v_x - A^-1 b) <= C + b'A^-1 b.
+
+    Parameters
+    ----------
+    Q : Tensor (d, d)
+        Symmetric.
+    theta : Tensor (d,)
+    n : int
+        Shots.
+    cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    QuadraticForm
+        A (d, d), b (d,), C ().
+
+    Examples
+    --------
+    >>> theta = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    >>> family = fl.theory.forgetting.value_tuned(theta)
+    >>> A, b, C = fl.theory.forgetting.quadratic_form(family.Q, theta, n=10)
+    >>> cost = -family.v_x @ A @ family.v_x + 2 * b @ family.v_x + C
+    >>> few, none = (fl.theory.forgetting.error(family, theta, n) for n in (10, 0))
+    >>> torch.allclose(cost, few - none)
+    True
     """
     theta = as_float64("theta", theta)
     check_shape("theta", theta, ("d",))

@@ -23,6 +23,27 @@ def best_scalar(theta0: Any, theta: Any, n: Any, cov: Any = None, noise_var: flo
 
     For theta = theta0 it increases to (d+3)/(d+4). At n = 0 every c is as good, and the formula's value is
     returned. theta0 (d,), theta (..., d); n as in `forgetting.error`, None the limit.
+
+    Parameters
+    ----------
+    theta0 : Tensor (d,)
+        The task that was tuned on.
+    theta : Tensor (..., d)
+        The task that is met.
+    n : int, integers that broadcast, or None
+        Shots; None is the limit.
+    cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    Tensor of the broadcast shape (...), float64
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> round(float(fl.theory.forgetting.best_scalar(theta0, theta0, None)), 4)  # (d+3)/(d+4)
+    0.8571
     """
     d, g, t = _products(theta0, theta, cov)
     k, s2 = d + 4, check_variance(noise_var)
@@ -42,6 +63,24 @@ def average_scalar(d: int, n: Any, cov: Any = None, noise_var: float = 0.0, task
         c_avg(n) = (n+1) tr(ST) / [(n+d+1) tr(ST) + d s2]  ->  1
 
     n as in `best_scalar`.
+
+    Parameters
+    ----------
+    d : int
+        Number of features.
+    n : int, integers (...) or None
+        Shots; None is the limit.
+    cov, task_cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    Tensor (...), float64
+
+    Examples
+    --------
+    >>> round(float(fl.theory.forgetting.average_scalar(3, 20)), 4)
+    0.875
     """
     t = (covariance("cov", cov, d) * covariance("task_cov", task_cov, d)).sum()
     s2 = check_variance(noise_var)
@@ -60,6 +99,24 @@ def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None,
         (n/N^2) [(n+d+1) t + d s2] (c - c*_n(theta))^2        n -> infinity: t (c - c*(theta))^2
 
     theta0, theta, n as in `best_scalar`; c a number or a tensor that broadcasts.
+
+    Parameters
+    ----------
+    theta0, theta, n, cov, noise_var
+        As in `best_scalar`.
+    c : float or Tensor (...)
+        The scalar in use; broadcasts.
+
+    Returns
+    -------
+    Tensor of the broadcast shape (...), float64
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> best = fl.theory.forgetting.best_scalar(theta0, theta0, 20)
+    >>> float(fl.theory.forgetting.excess_error(theta0, theta0, 20, c=best))
+    0.0
     """
     d, _, t = _products(theta0, theta, cov)
     miss = as_float64("c", c) - best_scalar(theta0, theta, n, cov, noise_var)
@@ -76,6 +133,22 @@ def cosine_excess(theta0: Any, theta: Any, cov: Any = None) -> Tensor:
         (sqrt(t0) cos - sqrt(t))^2/k^2
 
     which is (t0/k^2)(1 - cos)^2 when ||theta|| = ||theta0||.
+
+    Parameters
+    ----------
+    theta0 : Tensor (d,)
+    theta : Tensor (..., d)
+    cov : Tensor (d, d), optional
+
+    Returns
+    -------
+    Tensor (...), float64
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> round(float(fl.theory.forgetting.cosine_excess(theta0, -theta0)), 4)  # 4/(d+4)^2
+    0.0816
     """
     d, g, t = _products(theta0, theta, cov)
     _check_positive(t)
@@ -83,7 +156,19 @@ def cosine_excess(theta0: Any, theta: Any, cov: Any = None) -> Tensor:
 
 
 class AuxiliaryOptimum(NamedTuple):
-    """v_x = alpha theta0 and v = c."""
+    """v_x = alpha theta0 and v = c.
+
+    Attributes
+    ----------
+    alpha : Tensor (...)
+    c : Tensor (...)
+
+    Examples
+    --------
+    >>> optimum = fl.theory.forgetting.auxiliary_optimum(torch.tensor([1.0, 0.0, 0.0]), n=20, weight=0.0)
+    >>> round(float(optimum.alpha), 4)  # 1/(d+4)
+    0.1429
+    """
 
     alpha: Tensor
     c: Tensor
@@ -98,6 +183,28 @@ def auxiliary_optimum(theta0: Any, n: Any, weight: float, cov: Any = None, noise
 
     with k2 = (d+2)(d+4). w -> 0 gives alpha = 1/(d+4) and c = c*_n(theta0): the few-shot weight may be
     annealed away. The paper's own statement of this is not in its text.
+
+    Parameters
+    ----------
+    theta0 : Tensor (d,)
+    n : int or integers (...)
+        Shots, 1 or more.
+    weight : float
+        w, not negative.
+    cov : Tensor (d, d), optional
+    noise_var : float
+
+    Returns
+    -------
+    AuxiliaryOptimum
+        alpha (...) and c (...), float64.
+
+    Examples
+    --------
+    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
+    >>> optimum = fl.theory.forgetting.auxiliary_optimum(theta0, n=20, weight=1.0)
+    >>> round(float(optimum.alpha), 4), round(float(optimum.c), 4)
+    (0.1439, 0.7012)
     """
     theta0 = vector("theta0", theta0)
     d = theta0.shape[0]
@@ -122,6 +229,22 @@ def auxiliary_step_effect(gradient: Any, step: float, cov: Any = None) -> Tensor
         E_0(v_x - step g) - E_0(v_x) = step^2 (d+2)(d+4) ||g||_S^2
 
     exactly; `gradient` (..., d) is g, the derivative of that loss in v_x.
+
+    Parameters
+    ----------
+    gradient : Tensor (..., d)
+    step : float
+        Learning rate.
+    cov : Tensor (d, d), optional
+
+    Returns
+    -------
+    Tensor (...), float64
+
+    Examples
+    --------
+    >>> round(float(fl.theory.forgetting.auxiliary_step_effect(torch.tensor([1.0, 0.0, 0.0]), step=0.1)), 4)
+    0.35
     """
     g = tasks("gradient", gradient)
     d = g.shape[-1]

@@ -1,0 +1,168 @@
+"""Every code block of README and docs runs, every link leads somewhere, and the site builds without a warning."""
+
+import argparse
+import contextlib
+import functools
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from docs.pages import PAGES, ROOT, anchors, blocks, links
+
+import fastlin as fl
+from fastlin import backends, cli
+from fastlin.experiments import cells, config, forgetting, prompts
+
+LANGUAGES = {"python", "console", "toml", "text"}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+FIGURES = ["ff", "ff-claims", *forgetting.FIGURES]
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def of(language):
+    return [page for page in PAGES if any(block.language == language for block in blocks(page.read_text()))]
+
+
+@pytest.fixture
+def left_as_it_was(tmp_path, monkeypatch):
+    """Pages write into their folder, compile without a compiler, and may add a backend."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setitem(backends.ORDER, "cpu", backends.ORDER["cpu"])
+    modules, threads = set(sys.modules), torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    for module in set(sys.modules) - modules:
+        if module.startswith("fastlin.backends."):
+            del sys.modules[module]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_what_they_are(page):
+    assert {block.language for block in blocks(page.read_text())} <= LANGUAGES
+
+
+@pytest.mark.usefixtures("left_as_it_was")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.parametrize("page", of("python"), ids=name)
+def test_python_runs(page):
+    """The blocks of a page in their order, in one namespace."""
+    torch.manual_seed(0)
+    namespace = {"__name__": "page"}
+    for block in blocks(page.read_text()):
+        if block.language == "python":
+            # Line numbers of errors are those of the page.
+            code = compile("\n" * block.line + block.text, str(page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(code, namespace)
+
+
+@pytest.mark.parametrize("page", of("toml"), ids=name)
+def test_settings_load(page, tmp_path):
+    for block in blocks(page.read_text()):
+        if block.language == "toml":
+            path = tmp_path / "mine.toml"
+            path.write_text(block.text)
+            assert config.load(path).mixture.K >= 1
+
+
+def commands(page):
+    """Command lines of a page, without prompts, comments and what they print."""
+    for block in blocks(page.read_text()):
+        if block.language == "console":
+            marked = any(line.startswith("$ ") for line in block.text.splitlines())
+            for line in block.text.splitlines():
+                if line.strip() and (line.startswith("$ ") or not marked):
+                    yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+COMMANDS = [(name(page), command) for page in of("console") for command in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {' '.join(c)}" for page, c in COMMANDS])
+def test_commands_are_right(page, command, monkeypatch):
+    """Their arguments are parsed, and what they name is there; what is cheap is run by other tests."""
+    program, *arguments = command
+    if program == "make":
+        assert set(arguments) <= set(TARGETS)
+    elif program == "pip":
+        assert arguments[0] == "install"
+        assert {extra for extra in re.findall(r"\[(.*)\]", " ".join(arguments))} <= set(EXTRAS)
+    elif program == "python":
+        where = arguments[1].replace(".", "/") + ".py" if arguments[0] == "-m" else arguments[0]
+        assert (ROOT / where).exists()
+    else:
+        assert program == "fastlin"
+        check_fastlin(arguments, monkeypatch)
+
+
+def check_fastlin(arguments, monkeypatch):
+    given = []
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self, arguments=None, namespace=None):
+        options = parse(self, arguments, namespace)
+        given.append(argparse.Namespace(**vars(options)))
+        options.run = lambda options: None
+        return options
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    assert cli.main(arguments) == 0
+    (options,) = given
+    if "figure" in options and options.figure not in FIGURES:
+        prompts.named(options.figure)
+    if "regime" in options:
+        assert cells.regimes(options.regime)
+    if "config" in options and not options.config.endswith(".toml"):
+        assert config.load(options.config).mixture.K >= 1
+
+
+def test_a_wrong_command_is_seen(monkeypatch):
+    with pytest.raises(SystemExit):
+        check_fastlin(["reproduce", "2c", "--size", "tiny"], monkeypatch)
+    with pytest.raises(ValueError, match="figure"):
+        check_fastlin(["reproduce", "2z"], monkeypatch)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for link in links(page.read_text()):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} is not there"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{link} has no such heading"
+
+
+def test_pages_document_every_public_name():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    for module, prefix in (
+        (fl, ""),
+        (fl.theory, "theory."),
+        (fl.theory.forgetting, "theory.forgetting."),
+        (fl.models, "models."),
+    ):
+        for public in module.__all__:
+            if isinstance(getattr(module, public), type) or callable(getattr(module, public)):
+                assert f"::: fastlin.{prefix}{public}\n" in text, public
+
+
+def test_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    assert "Tensor, shape (B, n, m)" in (tmp_path / "site" / "api" / "ops.html").read_text()
