@@ -82,6 +82,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise FileError(f"{path}: has format version {body['version']}, wants {VERSION}; another fastlin wrote it")
     if body["kind"] != kind:
         raise FileError(f"{path}: is a {body['kind']}, wants a {kind}")
+    if not isinstance(body["description"], dict):
+        raise FileError(f"{path}: damaged, or not a file of fastlin: its description is not a table")
     return body["description"], tensors
 
 

@@ -17,6 +17,7 @@ import torch
 
 import fastlin as fl
 from fastlin import cli
+from fastlin._tensors import read_json
 from fastlin.experiments import plan
 from fastlin.training import record
 from fastlin.training.loop import Loop
@@ -163,7 +164,7 @@ class Forker:
 
 
 def result(folder):
-    found = json.loads((folder / "result.json").read_text())
+    found = read_json(folder / "result.json")
     assert found.pop("seconds") > 0
     return found
 

@@ -111,8 +111,8 @@ def _step(path: Path) -> int:
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # half written
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # half written, or damaged
     return 0
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastlin import models, theory
+from fastlin._tensors import FileError
 from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
 from fastlin.ops.sampled import Source
@@ -238,7 +239,11 @@ def _run(
     loop = Loop(job)
     held = None if folder is None else folder.restore()
     if folder is not None and held is not None:
-        loop.restore(*held, folder.records())
+        try:
+            loop.restore(*held, folder.records())
+        except (KeyError, TypeError, ValueError, RuntimeError, StopIteration) as error:
+            # Its checksum is right: it was made so, by another version or by hand.
+            raise FileError(f"{folder.path}: its checkpoint is not of a run like this one: {error!r}") from None
     elif after is not None:
         loop.begin_after(*_earlier(plan, after))
     loop.run()

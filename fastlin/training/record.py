@@ -78,10 +78,21 @@ def progress(path: Path) -> int:
         When it is damaged.
     """
     try:
-        description, _ = _tensors.read(path / _CHECKPOINT, "checkpoint")
+        return int(_checkpoint(path)[0]["records"]["bytes"])
     except FileNotFoundError:
         return -1
-    return int(description["records"]["bytes"])
+
+
+def _checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The checkpoint of a folder: where in the records it is, of which configuration, its state; and its tensors."""
+    description, tensors = _tensors.read(path / _CHECKPOINT, "checkpoint")
+    for name, kind in (("config", str), ("records", dict), ("state", dict)):
+        if not isinstance(description.get(name), kind):
+            raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no {name}")
+    position = description["records"]
+    if type(position.get("bytes")) is not int or position["bytes"] < 0:
+        raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no place in the records")
+    return description, tensors
 
 
 class Folder:
@@ -180,7 +191,7 @@ class Folder:
         """The checkpoint, with the records cut to where it was made; None when there is none yet."""
         path = self.path / RECORDS
         try:
-            description, tensors = _tensors.read(self.path / _CHECKPOINT, "checkpoint")
+            description, tensors = _checkpoint(self.path)
         except FileNotFoundError:
             path.unlink(missing_ok=True)
             return None
@@ -227,7 +238,7 @@ class Folder:
         """The records up to a position, when they are what they were there."""
         path = self.path / RECORDS
         data = path.read_bytes()[: position["bytes"]] if path.exists() else b""
-        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position["sha256"]:
+        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position.get("sha256"):
             raise FileError(f"{path}: damaged: its first {position['bytes']} bytes are not what the run had written")
         return data
 
