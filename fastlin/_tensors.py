@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fastlin._files import replacing
+from fastlin._files import replacing, unsealed
 
 VERSION = 1
 
@@ -41,9 +41,19 @@ def write(path: Path, kind: str, description: Mapping[str, Any], tensors: Mappin
     body = {"kind": kind, "version": VERSION, "description": description}
     text = json.dumps(body, allow_nan=True)
     metadata = {"fastlin": text, "sha256": _digest(text, held)}
-    data = safetensors.torch.save(held, metadata)
+    data = _in_order(safetensors.torch.save(held, metadata))
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same file with its metadata sorted, which safetensors writes in any order: equal contents are equal bytes."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -72,7 +82,27 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise FileError(f"{path}: has format version {body['version']}, wants {VERSION}; another fastlin wrote it")
     if body["kind"] != kind:
         raise FileError(f"{path}: is a {body['kind']}, wants a {kind}")
+    if not isinstance(body["description"], dict):
+        raise FileError(f"{path}: damaged, or not a file of fastlin: its description is not a table")
     return body["description"], tensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table of a JSON file, as `_files.write_json` had it.
+
+    Raises
+    ------
+    FileError
+        When it is not a table in JSON, or its checksum is another.
+    FileNotFoundError
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"is a {type(found).__name__}, wants a table")
+        return unsealed(found)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

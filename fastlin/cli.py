@@ -105,6 +105,27 @@ def _lengths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,2,5: {error}") from None
 
 
+def _shard(text: str) -> tuple[int, int]:
+    names = {
+        "slurm": ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT"),
+        "torchrun": ("RANK", "WORLD_SIZE"),
+    }.get(text)
+    wanted = "wants I/N with integers 0 <= I < N, slurm or torchrun"
+    try:
+        if names is None:
+            place, count = map(int, text.split("/"))
+        else:
+            values = [int(os.environ[name]) for name in names]
+            place, count = values if text == "torchrun" else ((values[0] - values[1]) // values[2], values[3])
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"got {text}, but {error.args[0]} is not set") from None
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"got {text!r}, {wanted}") from None
+    if not 0 <= place < count:
+        raise argparse.ArgumentTypeError(f"got {place}/{count}, {wanted}")
+    return place, count
+
+
 def _theory(options: argparse.Namespace) -> None:
     from fastlin import plots
     from fastlin.experiments import config, curves
@@ -189,6 +210,21 @@ def _add_reproduce(commands: Any) -> None:
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
     command.add_argument("--jobs", type=int, metavar="J", help="processes (default: one for each thread)")
+    command.add_argument(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="only the I-th of N shares of the cells, from 0; slurm: the one of a job array's task; torchrun: the one "
+        "of its rank (default: share with all other calls on the same folder, whatever is left)",
+    )
+    command.add_argument(
+        "--patience",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="take over a cell whose worker, on another machine or stuck, gave no sign of life for so long "
+        "(default: 180)",
+    )
     command.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/SCALE)")
     command.set_defaults(run=_reproduce)
 
@@ -208,7 +244,8 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     plots.check_installed()
     out = options.out or Path("runs") / options.scale
-    request = Request(options.scale, options.preset, options.seed, options.jobs)
+    how = {"shard": options.shard, "patience": options.patience}
+    request = Request(options.scale, options.preset, options.seed, options.jobs, **how)
     second = {**{name: [figure] for name, figure in forgetting.FIGURES.items()}, "ff": [*forgetting.FIGURES.values()]}
     name = options.figure
     if name == "ff-claims":
@@ -226,11 +263,15 @@ def _reproduce(options: argparse.Namespace) -> None:
     with status.Line(out) as line:
         try:
             records = reproduce(panels, out, request, drawn=draw, ended=line.ended, tick=line.show)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stop:
             line.close()
             print(f"fastlin: stopped; the same command goes on from {out}", file=sys.stderr)
-            raise SystemExit(130) from None
+            raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else stop.code) from None
     for record in records:
+        ended = sum(cell["state"] in ("done", "failed") for cell in record["cells"])
+        if ended < len(record["cells"]):
+            print(f"{record['title']}: {ended} of {len(record['cells'])} cells; the others are of other shards")
+            continue
         print(f"{record['title']}", record.get("table") or report.as_table(record), sep="\n", end="")
         print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
     failed = [(record["name"], cell) for record in records for cell in record["cells"] if cell["state"] == "failed"]
@@ -244,8 +285,10 @@ def _claims(request: Any, out: Path) -> None:
     from fastlin.experiments import claims
     from fastlin.experiments.reproduce import locked
 
-    if request.preset != "tuned" or request.jobs is not None:
-        raise ValueError("claims: got --preset or --jobs, wants neither: it trains a few cells, with the preset tuned")
+    if request.preset != "tuned" or request.jobs is not None or request.shard is not None:
+        raise ValueError(
+            "claims: got --preset or --jobs or --shard, wants none: it trains a few cells, with the preset tuned"
+        )
     with locked(out):
         record = claims.compute(out, **request.claims(), report=lambda entry: print(claims.line(entry), flush=True))
         print(*claims.write(record, out), *plots.claims(out), sep="\n")
@@ -257,8 +300,10 @@ def _forgetting_claims(request: Any, out: Path) -> None:
     from fastlin.experiments.forgetting.claims import compute
     from fastlin.experiments.reproduce import locked
 
-    if request.preset != "tuned" or request.jobs is not None:
-        raise ValueError("ff-claims: got --preset or --jobs, wants neither: it trains a few models, preset tuned")
+    if request.preset != "tuned" or request.jobs is not None or request.shard is not None:
+        raise ValueError(
+            "ff-claims: got --preset or --jobs or --shard, wants none: it trains a few models, preset tuned"
+        )
     with locked(out):
         effort = request.claims("forgetting")
         record = compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
@@ -267,7 +312,7 @@ def _forgetting_claims(request: Any, out: Path) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     from fastlin import plots
-    from fastlin.experiments.reproduce import panels_of
+    from fastlin.experiments.panel_files import panels_of
 
     claims, second = ((options.folder / f"{name}.json").exists() for name in ("claims", "ff-claims"))
     names = [record["name"] for record in panels_of(options.folder, empty=claims or second)]

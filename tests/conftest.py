@@ -30,9 +30,28 @@ def pytest_terminal_summary(terminalreporter):
             if name == "table":
                 terminalreporter.section(report.nodeid)
                 terminalreporter.write_line(text)
+    show_faults(terminalreporter)
+
+
+def show_faults(terminalreporter):
+    """Faults that tests injected, by their kind, and what came of them."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    found = {}
+    for report in reports:
+        for name, row in report.user_properties:
+            if name == "faults" and report.when == "teardown":
+                kind, *numbers = row
+                found[kind] = [a + b for a, b in zip(found.get(kind, [0, 0, 0]), numbers, strict=True)]
+    if found:
+        terminalreporter.section("injected faults")
+        rows = [*found.items(), ("all", [sum(numbers) for numbers in zip(*found.values(), strict=True)])]
+        terminalreporter.write_line(f"{'':44}{'injected':>10}{'same bits':>11}{'clear error':>13}")
+        for kind, (injected, same, told) in rows:
+            terminalreporter.write_line(f"{kind:44}{injected:>10}{same:>11}{told:>13}")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--faults", type=int, default=1, metavar="N", help="inject N times as many faults")
     parser.addoption("--triton-sweep", action="store_true", help="run Triton's interpreter on many more problems")
 
 

@@ -99,3 +99,18 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         _tensors.write(path, "thing", {"old": object()}, {"a": torch.ones(3)})
     assert contents(tmp_path) == before
+
+
+def test_equal_contents_are_equal_bytes(tmp_path):
+    """Safetensors has its metadata in another order each time."""
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.int64), "ü": torch.tensor(1.5)}
+    found = set()
+    for i in range(20):
+        _tensors.write(tmp_path / f"{i}", "kind", {"n": 1, "é": "\U0001f600"}, tensors)
+        found.add((tmp_path / f"{i}").read_bytes())
+    assert len(found) == 1
+    description, read = _tensors.read(tmp_path / "0", "kind")
+    assert description == {"n": 1, "é": "\U0001f600"}
+    assert {name: value.tolist() for name, value in read.items()} == {
+        name: value.tolist() for name, value in tensors.items()
+    }

@@ -17,7 +17,9 @@ import torch
 
 import fastlin as fl
 from fastlin import cli
+from fastlin._tensors import read_json
 from fastlin.experiments import plan
+from fastlin.training import record
 from fastlin.training.loop import Loop
 from fastlin.training.record import Folder
 
@@ -119,8 +121,8 @@ def perform(errors, regime=None, options=None, command=None, moment="step", at=N
         fsync, left = os.fsync, iter(range(at))
         os.fsync = lambda file: fsync(file) if next(left, None) is not None else kill()
     elif moment == "result":
-        write = Folder._write
-        Folder._write = lambda self, name, value: kill() if name == "result.json" else write(self, name, value)
+        write = record.write_json
+        record.write_json = lambda path, value: kill() if path.name == "result.json" else write(path, value)
     elif moment == "forget":
         Folder._forget = kill
     if command is not None:
@@ -162,7 +164,7 @@ class Forker:
 
 
 def result(folder):
-    found = json.loads((folder / "result.json").read_text())
+    found = read_json(folder / "result.json")
     assert found.pop("seconds") > 0
     return found
 

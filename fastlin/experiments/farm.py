@@ -1,7 +1,8 @@
-"""Cells trained side by side, each in a process with its share of the threads.
+"""Cells trained side by side, each in a process with its share of the threads, and among as many calls as there are.
 
-The cells of a figure are many and small: two on one thread each take half the time of one after the other on two. A
-worker ends with its parent, however that ends, so that nobody holds a cell's folder when the figure is taken up again.
+The cells of a figure are many and small: two on one thread each take half the time of one after the other on two. Other
+calls, of this machine or others, may work on the same cells: each cell is trained under a lease (`leases`) and in a
+folder of its own (`workplaces`). A process ends with its parent, however that ends, with a checkpoint if it can.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,8 +23,14 @@ from typing import Any, Protocol
 
 import torch
 
+from fastlin.experiments import leases, workplaces
 from fastlin.experiments.cells import summary
+from fastlin.experiments.leases import Lease
 from fastlin.experiments.train import train
+from fastlin.training.signals import ending_on_sigterm
+
+# Between signs of life of a worker, and for a worker to end whose parent has died.
+_SIGN_SECONDS, _LAST_SECONDS = 5.0, 60.0
 
 
 class Trained(Protocol):
@@ -55,7 +63,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an order: a summary of the run, or the error that ended it; and the warnings."""
+    """What became of an order: a summary of the run, or the error that ended it; and the warnings.
+
+    Neither when another worker had taken the cell over.
+    """
 
     summary: dict[str, Any] | None
     error: str | None
@@ -79,54 +90,126 @@ def _side_by_side(orders: Sequence[Order]) -> int:
 def run(
     orders: Sequence[Order],
     jobs: int | None,
-    started: Callable[[int], None],
+    patience: float,
+    settled: Callable[[int], bool],
     ended: Callable[[int, Outcome], None],
     tick: Callable[[], None],
 ) -> None:
-    """Fill every order, one that goes on from another after it; an error of one does not stop the others.
+    """Have every order filled, by this call or another, one that goes on from another after it.
+
+    An error of one does not stop the others; a process that dies is replaced, and its order filled anew once.
 
     Parameters
     ----------
     orders : sequence of Order
     jobs : int or None
         Processes; None is one for each thread.
-    started, ended : callable
-        Called with the index of an order, and with what became of it.
+    patience : float
+        Seconds without a sign of life after which an order of another call is taken over.
+    settled : callable
+        Says whether another call has filled an order, or failed to.
+    ended : callable
+        Called with the index of an order of this call, and with what became of it.
     tick : callable
         Called a few times a second.
     """
     count, threads = workers(jobs, _side_by_side(orders))
     made = {order.folder for order in orders}
-    waiting = list(range(len(orders)))[::-1]
-    with _started(count, threads) as found:
-        busy: dict[Connection, tuple[BaseProcess, int]] = {}
-        idle = list(found)
-        while waiting or busy:
-            while idle:
-                ready_now = [index for index in waiting if orders[index].after not in made]
-                if not ready_now:
-                    break
-                process, connection = idle.pop()
-                index = ready_now[-1]
-                waiting.remove(index)
-                connection.send(orders[index])
-                busy[connection] = process, index
-                started(index)
-            for ready in wait(list(busy), timeout=0.25):
-                assert isinstance(ready, Connection)
-                process, index = busy.pop(ready)
-                try:
-                    outcome = ready.recv()
-                except (EOFError, ConnectionResetError):
-                    process.join()
-                    outcome = Outcome(None, f"its process ended with status {process.exitcode}", ())
-                    idle.append(_start(threads))
-                    found.append(idle[-1])
+    waiting, deaths = list(range(len(orders))), dict.fromkeys(range(len(orders)), 0)
+    watch, every = leases.Watch(patience), min(patience / 8, _SIGN_SECONDS)
+    next_look = time.monotonic()
+    with _crew(count, threads) as crew:
+        while waiting or crew.busy:
+            if waiting and time.monotonic() >= next_look:
+                for index in [index for index in waiting if settled(index)]:
+                    waiting.remove(index)
+                    made.discard(orders[index].folder)
+                for index in waiting.copy():
+                    if crew.idle and orders[index].after not in made and crew.give(index, orders[index], watch, every):
+                        waiting.remove(index)
+                # Others may be many, and the file system slow.
+                next_look = time.monotonic() + every / 2
+            for index, lease, outcome in crew.returned(0.25):
+                next_look = time.monotonic()
+                deaths[index] += outcome is None
+                if outcome is None and deaths[index] == 2:
+                    outcome = Outcome(None, "its process died, twice", ())
+                if outcome is None or (outcome.summary is None and outcome.error is None):
+                    waiting.insert(0, index)
                 else:
-                    idle.append((process, ready))
-                made.discard(orders[index].folder)
-                ended(index, outcome)
+                    made.discard(orders[index].folder)
+                    ended(index, outcome)
+                lease.release()
             tick()
+
+
+class _Crew:
+    """Processes: those that wait for an order, and those that have one, under a lease.
+
+    Parameters
+    ----------
+    count, threads : int
+        Processes, and threads of each.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        self._threads = threads
+        self.idle = [_start(threads) for _ in range(count)]
+        self.busy: dict[Connection, tuple[BaseProcess, int, Lease]] = {}
+
+    def give(self, index: int, order: Order, watch: leases.Watch, every: float) -> bool:
+        """Have an order filled, unless somebody else is at it."""
+        generation = watch.free(order.folder)
+        if generation is None:
+            return False
+        process, connection = self.idle[-1]
+        assert process.pid is not None
+        lease = leases.take(order.folder, generation, process.pid, every)
+        if lease is None:
+            return False
+        self.idle.pop()
+        self.busy[connection] = process, index, lease
+        # One that has died meanwhile is found out when its answer is due.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.send((order, lease))
+        return True
+
+    def returned(self, seconds: float) -> Iterator[tuple[int, Lease, Outcome | None]]:
+        """Orders that come back within some time, with what became of them; None: the process has died."""
+        for ready in wait(list(self.busy), timeout=seconds):
+            assert isinstance(ready, Connection)
+            process, index, lease = self.busy.pop(ready)
+            outcome = None
+            try:
+                outcome = ready.recv()
+            except (EOFError, ConnectionResetError):
+                process.join()
+                self.idle.append(_start(self._threads))
+            else:
+                self.idle.append((process, ready))
+            yield index, lease, outcome
+
+    def end(self) -> None:
+        """Ask all to leave a checkpoint and end, and wait for them."""
+        found = [*self.idle, *((process, connection) for connection, (process, _, _) in self.busy.items())]
+        for process, connection in found:
+            connection.close()
+            process.terminate()
+        for process, _ in found:
+            process.join()
+        for _, _, lease in self.busy.values():
+            lease.release()
+
+
+@contextmanager
+def _crew(count: int, threads: int) -> Iterator[_Crew]:
+    """Processes that end when the block is left: by SIGTERM too, which otherwise leaves no time for a checkpoint."""
+    with ending_on_sigterm():
+        crew = _Crew(count, threads)
+        try:
+            yield crew
+        finally:
+            crew.end()
 
 
 def _start(threads: int) -> tuple[BaseProcess, Connection]:
@@ -139,48 +222,49 @@ def _start(threads: int) -> tuple[BaseProcess, Connection]:
     return process, here
 
 
-@contextmanager
-def _started(count: int, threads: int) -> Iterator[list[tuple[BaseProcess, Connection]]]:
-    """Workers, which are asked to leave a checkpoint and end when the block is left."""
-    found: list[tuple[BaseProcess, Connection]] = []
-    try:
-        found += [_start(threads) for _ in range(count)]
-        yield found
-    finally:
-        for process, connection in found:
-            connection.close()
-            process.terminate()
-        for process, _ in found:
-            process.join()
-
-
 def _work(connection: Connection, threads: int) -> None:
     """Fill orders until there are no more."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C reaches all processes of a terminal; the parent passes it on as the one signal that ends a worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    try:
-        while True:
-            connection.send(_fill(connection.recv()))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+    with ending_on_sigterm():
+        try:
+            while True:
+                connection.send(fill(*connection.recv()))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    # Between two steps a run leaves a checkpoint. A step takes seconds at most.
+    _terminate()
+    time.sleep(_LAST_SECONDS)
     os._exit(1)
 
 
-def _fill(order: Order) -> Outcome:
-    options = {**order.options, **order.cell.call(), "out": order.folder, "after": order.after}
-    with warnings.catch_warnings(record=True) as caught:
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fill(order: Order, lease: Lease) -> Outcome:
+    """Train a cell under a lease, in a folder of this worker, and give that the cell's name."""
+    options = {**order.options, **order.cell.call(), "after": order.after}
+    with warnings.catch_warnings(record=True) as caught, leases.renewed(lease, _terminate):
         warnings.simplefilter("always")
         try:
-            run = train(**options, resume=True, progress=False)
-        except Exception as error:
+            place = workplaces.begin(order.folder, lease.token)
+            run = train(**options, out=place, resume=True, progress=False)
+            workplaces.publish(place, order.folder)
+        except (Exception, SystemExit) as error:
+            if lease.lost():
+                return Outcome(None, None, ())
+            if isinstance(error, SystemExit):
+                lease.release()
+                raise
             return Outcome(None, f"{type(error).__name__}: {error}", _texts(caught))
     return Outcome(summary(run), None, _texts(caught))
 

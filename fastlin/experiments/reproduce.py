@@ -3,16 +3,20 @@
     DIR/2a.json                      what the panel is, its cells and what has become of them, its closed forms
     DIR/2a.csv                       the table
     DIR/2a.png, .pdf, .svg, .md      the picture, and its caption with the table
-    DIR/cells/2a/KEY/                the run of a cell (`fastlin.training.record`)
+    DIR/cells/2a/KEY/                the run of a cell that has ended (`fastlin.training.record`)
+    DIR/cells/2a/KEY.json            what became of a cell: its row of the table, or the error that ended it
+    DIR/cells/2a/.KEY.*              who is at work on it, and where (`leases`, `workplaces`)
 
-One process at a time works in a folder. What is done is not done again, and a cell that was stopped goes on from its
-checkpoint, so that the tables are the same however often the work was stopped.
+Any number of calls, on any number of machines that see the folder, share its cells. What is done is not done again, and
+a cell that was stopped goes on from its checkpoint, so that the tables are the same however many worked on them and
+however often the work was stopped. What became of a cell is written once, by whoever trained it; the file of a panel
+only gathers it, so that it does not matter who writes that last.
 """
 
 from __future__ import annotations
 
-import json
-import time
+import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,20 +25,14 @@ from typing import Any, Protocol
 
 import filelock
 
-from fastlin._files import replacing
+from fastlin._files import replacing, write_json
 from fastlin._info import info
 from fastlin._tensors import FileError
 from fastlin.data.philox import integer
 from fastlin.experiments.farm import Order, Outcome, Trained, run
+from fastlin.experiments.panel_files import KIND, VERSION, outcome_of, outcome_path, read
 from fastlin.training.presets import PRESETS
 from fastlin.training.regimes import choice
-
-KIND, VERSION = "fastlin panel", 1
-_LOCK = ".lock"
-_FIELDS = ("name", "title", "shallower", "asked", "caption", "cells")
-# Of a panel whose cells are points of it, and of a figure that is drawn as its record says.
-_DRAWN = (("axis", "axis_label", "lines", "remarks"), ("axes",))
-_CELL_FIELDS = ("key", "place", "layers", "state", "started", "seconds", "error", "warnings", "row")
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,10 @@ class Request:
         In place of the scale's.
     lengths : tuple of int or None
         In place of the setting's context lengths.
+    shard : tuple of int or None
+        (i, N): the i-th of N shares of the cells, from 0, and nothing else; None is whatever no other call works on.
+    patience : float
+        Seconds without a sign of life after which a cell of another call is taken over.
     """
 
     scale: str = "quick"
@@ -119,6 +121,8 @@ class Request:
     jobs: int | None = None
     effort: Effort | None = None
     lengths: tuple[int, ...] | None = None
+    shard: tuple[int, int] | None = None
+    patience: float = 180.0
 
     def __post_init__(self) -> None:
         choice("scale", self.scale, SCALES)
@@ -126,6 +130,10 @@ class Request:
         integer("seed", self.seed, 1 << 64)
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs: got {self.jobs}, wants an integer >= 1")
+        if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
+            raise ValueError(f"shard: got {self.shard[0]}/{self.shard[1]}, wants I/N with 0 <= I < N")
+        if not (self.patience > 0 and math.isfinite(self.patience)):
+            raise ValueError(f"patience: got {self.patience}, wants a number of seconds > 0")
 
     def of(self, panel: Figure, cells: Sequence[Any]) -> dict[str, Any]:
         """What decides the numbers of a panel with these cells."""
@@ -139,17 +147,20 @@ class Request:
 
 
 class Folder:
-    """The folder of some panels, for whoever has it `locked`.
+    """The folder of some panels, which others may be at work in too.
 
     Parameters
     ----------
     path : Path
+        Made when it is not there.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = _made(path)
         self.records: dict[str, dict[str, Any]] = {}
         self._figures: dict[str, Figure] = {}
+        # Failures that were there before, by their files: this call tries again.
+        self._before: dict[Path, Any] = {}
 
     def open(self, panel: Figure, request: Request) -> list[Order]:
         """Begin a panel or take it up again; returns what is left to do."""
@@ -170,12 +181,15 @@ class Folder:
                 raise FileError(
                     f"{self.path / panel.name}.json: has other cells than this call; wants the same, or another folder"
                 )
+        self.records[panel.name], self._figures[panel.name] = record, panel
+        place = self.path / "cells" / panel.name
         for entry in record["cells"]:
             if entry["row"] is None:
                 entry.update(state="waiting", error=None)
-        self.records[panel.name], self._figures[panel.name] = record, panel
+                found = outcome_of(place / entry["key"])
+                if found is not None and found["row"] is None:
+                    self._before[place / entry["key"]] = found
         self._save(panel.name)
-        place = self.path / "cells" / panel.name
         options = {name: asked[name] for name in ("preset", "seed", "trials", "batch")}
         return [
             Order(
@@ -188,11 +202,39 @@ class Folder:
             if entry["row"] is None
         ]
 
-    def mark(self, cell: Trained, **values: Any) -> None:
-        """Note what has become of a cell."""
-        entry = next(entry for entry in self.records[cell.panel]["cells"] if entry["key"] == cell.key)
-        entry.update(values)
-        self._save(cell.panel)
+    def entry(self, cell: Trained) -> dict[str, Any]:
+        """What is known of a cell, with what others have done since."""
+        self._gather(cell.panel, cell.key)
+        found: dict[str, Any] = next(entry for entry in self.records[cell.panel]["cells"] if entry["key"] == cell.key)
+        return found
+
+    def note(self, order: Order, outcome: Outcome) -> dict[str, Any]:
+        """Write down what has become of a cell; returns what is known of it."""
+        found = outcome.summary
+        row = None if found is None else order.cell.row(found)
+        values = {"attempt": secrets.token_hex(8), "row": row, "seconds": None if found is None else found["seconds"]}
+        write_json(outcome_path(order.folder), {**values, "error": outcome.error, "warnings": list(outcome.warnings)})
+        self._save(order.cell.panel)
+        return self.entry(order.cell)
+
+    def complete(self, name: str) -> bool:
+        """Whether all cells of a panel have ended, since this call began or before."""
+        self._gather(name)
+        return all(entry["state"] in ("done", "failed") for entry in self.records[name]["cells"])
+
+    def _gather(self, name: str, key: str | None = None) -> bool:
+        """Take over what others have noted of a panel's cells, or of one; returns whether that was news."""
+        news = False
+        for entry in self.records[name]["cells"]:
+            place = self.path / "cells" / name / entry["key"]
+            if entry["state"] in ("done", "failed") or key not in (None, entry["key"]):
+                continue
+            found = outcome_of(place)
+            if found is not None and found != self._before.get(place):
+                state = "failed" if found["row"] is None else "done"
+                entry.update(state=state, **{what: found[what] for what in ("row", "seconds", "error", "warnings")})
+                news = True
+        return news
 
     def finish(self, name: str) -> None:
         """Write the table and the caption of a panel."""
@@ -207,7 +249,11 @@ class Folder:
         _write(self.path / f"{name}.md", f"{text}```\n{table}```\n")
 
     def _save(self, name: str) -> None:
-        _write(self.path / f"{name}.json", json.dumps(self.records[name], indent=1, ensure_ascii=False) + "\n")
+        """Write what is known of a panel: once more if more is known then, so that the last to write knows all."""
+        self._gather(name)
+        write_json(self.path / f"{name}.json", self.records[name])
+        while self._gather(name):
+            write_json(self.path / f"{name}.json", self.records[name])
 
 
 def _there(path: Path) -> dict[str, Any] | None:
@@ -222,7 +268,6 @@ def _new_record(panel: Figure, cells: Sequence[Any], asked: Mapping[str, Any]) -
             "layers": cell.layers,
             "stretches": cell.stretches,
             "state": "waiting",
-            "started": None,
             "seconds": None,
             "error": None,
             "warnings": [],
@@ -242,44 +287,6 @@ def _new_record(panel: Figure, cells: Sequence[Any], asked: Mapping[str, Any]) -
         "cells": entries,
         "info": info(),
     }
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The record of a panel."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["kind"] != KIND or record["version"] != VERSION:
-            raise FileError(
-                f"{path}: is a {record['kind']!r} of version {record['version']}, wants {KIND!r} of {VERSION}"
-            )
-        fields_of_kind = (*_FIELDS, *_DRAWN["axes" in record])
-        for fields, part in ((fields_of_kind, record), *((_CELL_FIELDS, cell) for cell in record["cells"])):
-            missing = [name for name in fields if name not in part]
-            if missing:
-                raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
-    except FileError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileError(f"{path}: damaged, or not a file of fastlin: {error!r}") from None
-    found: dict[str, Any] = record
-    return found
-
-
-def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
-    """Records of the panels in a folder, in the order of their names; `empty` is whether there may be none."""
-    if not folder.is_dir():
-        raise FileError(f"{folder}: no such folder, wants one of `fastlin reproduce`")
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            records.append(read(path))
-        except FileError:
-            # Other records, such as claims.json, lie beside them; a panel that is damaged does not.
-            if KIND in path.read_text(encoding="utf-8", errors="replace"):
-                raise
-    if not records and not empty:
-        raise FileError(f"{folder}: holds no panel, wants a folder of `fastlin reproduce`")
-    return records
 
 
 def reproduce(
@@ -310,51 +317,64 @@ def reproduce(
     list of dict
         The records of the panels.
     """
-    with locked(out):
-        folder = Folder(out)
-        orders = [order for panel in panels for order in folder.open(panel, request)]
-        left = {panel.name: sum(order.cell.panel == panel.name for order in orders) for panel in panels}
+    folder = Folder(out)
+    orders = _share(panels, [order for panel in panels for order in folder.open(panel, request)], request)
 
-        def started(index: int) -> None:
-            folder.mark(orders[index].cell, state="running", started=time.time())
+    def finish(name: str) -> None:
+        folder.finish(name)
+        drawn(name)
 
-        def over(index: int, outcome: Outcome) -> None:
-            cell, found = orders[index].cell, outcome.summary
-            values: dict[str, Any] = {"warnings": list(outcome.warnings), "error": outcome.error}
-            if found is None:
-                folder.mark(cell, state="failed", **values)
-            else:
-                folder.mark(cell, state="done", row=cell.row(found), seconds=found["seconds"], **values)
-            record = folder.records[cell.panel]
-            ended(record, next(entry for entry in record["cells"] if entry["key"] == cell.key))
-            left[cell.panel] -= 1
-            if not left[cell.panel]:
-                folder.finish(cell.panel)
-                drawn(cell.panel)
+    def settled(index: int) -> bool:
+        return bool(folder.entry(orders[index].cell)["state"] in ("done", "failed"))
 
-        for panel in panels:
-            if not left[panel.name]:
-                folder.finish(panel.name)
-                drawn(panel.name)
-        if orders:
-            run(orders, request.jobs, started, over, tick)
-        for panel in panels:
-            # The panel with a layer less may have ended after this one.
-            if panel.shallower is not None and orders:
-                folder.finish(panel.name)
-                drawn(panel.name)
-        return list(folder.records.values())
+    def over(index: int, outcome: Outcome) -> None:
+        entry = folder.note(orders[index], outcome)
+        panel = orders[index].cell.panel
+        ended(folder.records[panel], entry)
+        if folder.complete(panel):
+            finish(panel)
+
+    for panel in panels:
+        if folder.complete(panel.name):
+            finish(panel.name)
+    if orders:
+        run(orders, request.jobs, request.patience, settled, over, tick)
+    for panel in panels:
+        # The panel with a layer less may have ended after this one, and whoever trained the last cell may have died.
+        late = panel.shallower is not None or not folder.records[panel.name]["caption"]
+        if orders and late and folder.complete(panel.name):
+            finish(panel.name)
+    return list(folder.records.values())
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """The folder for one process, made when it is not there."""
+def _share(panels: Sequence[Figure], orders: list[Order], request: Request) -> list[Order]:
+    """The orders of this call's share of the cells, which is the same whatever has been done: every N-th of them.
+
+    Those that go on from another are in its share.
+    """
+    if request.shard is None:
+        return orders
+    numbers: dict[tuple[str, str], int] = {}
+    for panel in panels:
+        for cell in panel.cells(request.lengths):
+            numbers[panel.name, cell.key] = len(numbers) if cell.after is None else numbers[panel.name, cell.after]
+    place, count = request.shard
+    return [order for order in orders if numbers[order.cell.panel, order.cell.key] % count == place]
+
+
+def _made(out: Path) -> Path:
+    """A folder, made when it is not there."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise FileError(f"{out}: is a file, wants a folder") from None
-    # Whoever asks whether somebody is at work holds the lock for a moment.
-    lock = filelock.FileLock(out / _LOCK, timeout=1)
+    return out
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """The folder for one process that checks claims, made when it is not there."""
+    lock = filelock.FileLock(_made(out) / ".lock", timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout:
@@ -363,19 +383,6 @@ def locked(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def at_work(out: Path) -> bool:
-    """Whether a process works in the folder."""
-    if not (out / _LOCK).exists():
-        return False
-    lock = filelock.FileLock(out / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except (filelock.Timeout, PermissionError):
-        return True
-    lock.release()
-    return False
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,18 +1,22 @@
-"""`fastlin status`: how far the panels of a folder are, read from disk, also while a process works on them."""
+"""`fastlin status`: how far the panels of a folder are, read from disk, also while others work on them."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fastlin.experiments.reproduce import at_work, panels_of
+from fastlin.experiments import leases, workplaces
+from fastlin.experiments.panel_files import outcome_of, panels_of
+from fastlin.training.record import RECORDS
 
+# Twice what workers let pass between signs of life.
+_LONGEST_WAIT = 10.0
 STATES = ("done", "running", "failed", "stopped", "waiting")
 
 
@@ -23,13 +27,15 @@ class CellStatus:
     Attributes
     ----------
     panel, key, state : str
-        The state is one of STATES; "stopped" has a checkpoint or nothing, and nobody at work on it.
+        The state is one of STATES; "stopped" was begun, and nobody is at work on it.
     layers : int
     share : float
         Of its steps, at its last record.
     seconds : float or None
         That it took, or has taken so far.
     error : str or None
+    worker : str or None
+        Process and machine that are at work on it.
     """
 
     panel: str
@@ -39,10 +45,11 @@ class CellStatus:
     share: float
     seconds: float | None
     error: str | None
+    worker: str | None = None
 
 
 def cells(
-    folder: Path, records: Sequence[Mapping[str, Any]] | None = None, working: bool | None = None
+    folder: Path, records: Sequence[Mapping[str, Any]] | None = None, silent: Set[Path] = frozenset()
 ) -> list[CellStatus]:
     """Every cell of the panels of a folder.
 
@@ -51,28 +58,48 @@ def cells(
     folder : Path
     records : sequence of mapping, optional
         Of the panels; read from the folder if not given.
-    working : bool, optional
-        Whether a process is at work in the folder; found out if not given.
+    silent : set of Path
+        Cells whose lease is known to be of nobody.
     """
-    working = at_work(folder) if working is None else working
     found = []
     for record in panels_of(folder) if records is None else records:
-        steps = record["asked"]["steps"]
         for cell in record["cells"]:
-            path = folder / "cells" / record["name"] / cell["key"]
-            state = cell["state"]
-            if state == "running" and not working:
-                state = "stopped"
-            if state == "waiting" and not working and path.is_dir():
-                state = "stopped"
-            share, seconds = 1.0, cell["seconds"]
-            if state != "done":
-                # A run that goes on from another counts its steps too.
-                skipped = (cell.get("stretches", 1) - 1) * steps
-                share = max(_step(path / "records.jsonl") - skipped, 0) / steps
-                seconds = time.time() - cell["started"] if state == "running" else None
-            found.append(CellStatus(record["name"], cell["key"], state, cell["layers"], share, seconds, cell["error"]))
+            found.append(_cell(folder / "cells" / record["name"] / cell["key"], record, cell, silent))
     return found
+
+
+def _cell(path: Path, record: Mapping[str, Any], cell: Mapping[str, Any], silent: Set[Path]) -> CellStatus:
+    noted = cell if cell["row"] is not None else outcome_of(path) or cell
+    about = {"panel": record["name"], "key": cell["key"], "layers": cell["layers"]}
+    if noted["row"] is not None:
+        return CellStatus(**about, state="done", share=1.0, seconds=noted["seconds"], error=None)
+    lease = None if path in silent else leases.newest(path)
+    begun = [workplaces.at(path, str(lease.get("token")))] if lease else [*workplaces.started(path), path]
+    steps = record["asked"]["steps"]
+    # A run that goes on from another counts its steps too.
+    step = max(_step(place / RECORDS) for place in begun) - (cell.get("stretches", 1) - 1) * steps
+    share = max(step, 0) / steps
+    if lease is not None:
+        worker = f"process {lease.get('pid', '?')} of {lease.get('host', '?')}"
+        return CellStatus(
+            **about, state="running", share=share, seconds=lease.get("seconds"), error=None, worker=worker
+        )
+    stopped = any(place.is_dir() for place in begun)
+    state = "failed" if noted["error"] is not None else "stopped" if stopped else "waiting"
+    return CellStatus(**about, state=state, share=share, seconds=None, error=noted["error"])
+
+
+def silent_cells(folder: Path) -> set[Path]:
+    """Cells whose workers are dead: known at once on this machine, of others after a wait for their signs of life."""
+    found = [folder / "cells" / cell.panel / cell.key for cell in cells(folder) if cell.state == "running"]
+    held = {path: leases.newest(path) or {} for path in found}
+    known = {path: leases.alive(about) for path, about in held.items()}
+    doubtful = [path for path in found if known[path] is None]
+    if doubtful:
+        every = [held[path].get("every") for path in doubtful]
+        time.sleep(min(1.5 * max((s for s in every if isinstance(s, float)), default=0.0), _LONGEST_WAIT))
+    dead = {path for path in found if known[path] is False}
+    return dead | {path for path in doubtful if leases.newest(path) == held[path]}
 
 
 def _step(path: Path) -> int:
@@ -84,8 +111,8 @@ def _step(path: Path) -> int:
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # half written
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # half written, or damaged
     return 0
 
 
@@ -110,15 +137,14 @@ def seconds_left(found: Sequence[CellStatus]) -> float | None:
 
 def as_text(folder: Path) -> str:
     """Panels with their cells' states; those running and failed by name; and the time left."""
-    working = at_work(folder)
-    found = cells(folder, working=working)
+    found = cells(folder, silent=silent_cells(folder))
     lines = [f"{'panel':10}" + "".join(f"{state:>9}" for state in STATES)]
     for panel in dict.fromkeys(cell.panel for cell in found):
         counts = [sum(cell.panel == panel and cell.state == state for cell in found) for state in STATES]
         lines.append(f"{panel:10}" + "".join(f"{count:>9}" for count in counts))
     for cell in found:
         if cell.state == "running":
-            lines.append(f"running  {cell.panel} {cell.key}: {100 * cell.share:.0f} %")
+            lines.append(f"running  {cell.panel} {cell.key}: {100 * cell.share:.0f} %, {cell.worker}")
         if cell.state == "failed":
             lines.append(f"failed   {cell.panel} {cell.key}: {cell.error}")
     ended = sum(cell.state in ("done", "failed") for cell in found)
@@ -127,7 +153,7 @@ def as_text(folder: Path) -> str:
         lines.append(f"all {ended} cells have ended")
     else:
         lines.append(f"{ended} of {len(found)} cells have ended; time left: {clock(left) if left else 'not known yet'}")
-        if not working:
+        if not any(cell.state == "running" for cell in found):
             lines.append("nobody is at work here: the same `fastlin reproduce` goes on")
     return "\n".join(lines) + "\n"
 
@@ -160,7 +186,7 @@ class Line:
         if self._bar is None or time.monotonic() - self._shown < 1.0:
             return
         self._shown = time.monotonic()
-        found = cells(self._folder, working=True)
+        found = cells(self._folder)
         ended = sum(cell.state in ("done", "failed") for cell in found)
         running = ", ".join(f"{cell.key} {100 * cell.share:.0f} %" for cell in found if cell.state == "running")
         left = seconds_left(found)

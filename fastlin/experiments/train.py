@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastlin import models, theory
+from fastlin._tensors import FileError
 from fastlin.experiments.opening import opened
 from fastlin.experiments.plan import REPORT, SELECT, Plan
 from fastlin.models import Model
@@ -276,7 +277,12 @@ def _run(
     job = plan.job(folder, checkpoint_seconds, progress)
     loop = Loop(job)
     if "tree" in state:
-        loop.restore(state["tree"], tensors, state["records"])
+        try:
+            loop.restore(state["tree"], tensors, state["records"])
+        except (KeyError, TypeError, ValueError, RuntimeError, StopIteration) as error:
+            # Its checksum is right: it was made so, by another version or by hand.
+            where = "" if folder is None else f"{folder.path}: "
+            raise FileError(f"{where}its checkpoint is not of a run like this one: {error!r}") from None
     elif after is not None:
         loop.begin_after(*_earlier(plan, after))
     loop.run()

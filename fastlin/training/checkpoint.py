@@ -31,7 +31,13 @@ def flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def restore(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`.
+
+    Raises
+    ------
+    KeyError, TypeError or ValueError
+        When the tree is not one that `flatten` makes.
+    """
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()

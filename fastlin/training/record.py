@@ -23,15 +23,18 @@ import filelock
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import naming, replacing
+from fastlin._files import naming, write_json
 from fastlin._tensors import FileError
 
-MODEL = "model.safetensors"
-_RUN, _RECORDS, _CHECKPOINT, _RESULT = "run.json", "records.jsonl", "checkpoint.safetensors", "result.json"
+MODEL, RECORDS = "model.safetensors", "records.jsonl"
+_RUN, _CHECKPOINT, _RESULT = "run.json", "checkpoint.safetensors", "result.json"
+# A copy that is made in this order while the run goes on is one that can be gone on with: a result is there after all
+# that it is of, and the records go on growing beyond those that a checkpoint is of.
+FILES = (_RESULT, MODEL, _CHECKPOINT, RECORDS, _RUN)
 _LOCK = ".lock"
 _KIND = "fastlin run"
 # What a process that was killed in the middle of a write has left (`_files.replacing`).
-_LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+\.(json|safetensors)")
+_LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -42,10 +45,54 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     FileError
         When the folder holds no run, or one that has not ended.
     """
-    if not (path / _RESULT).exists():
+    if not has_ended(path):
         raise FileError(f"{path}: holds no run that has ended, wants one")
     run = _json(path / _RUN, ("config",))
     return run["config"], _json(path / _RESULT, ("diverged",))
+
+
+def holds_a_run(path: Path) -> bool:
+    """Whether a folder holds a run; raises when it holds something else."""
+    try:
+        held = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    except FileNotFoundError:
+        held = []
+    except NotADirectoryError:
+        raise _no_folder(path) from None
+    if held and _RUN not in held:
+        raise FileError(f"{path}: holds {held[0]} and no {_RUN}; wants a new folder, or one that holds a run")
+    return bool(held)
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the run of a folder has its result."""
+    return (path / _RESULT).exists()
+
+
+def progress(path: Path) -> int:
+    """How far the checkpoint of a folder is, in bytes of records; -1 when there is none.
+
+    Raises
+    ------
+    FileError
+        When it is damaged.
+    """
+    try:
+        return int(_checkpoint(path)[0]["records"]["bytes"])
+    except FileNotFoundError:
+        return -1
+
+
+def _checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The checkpoint of a folder: where in the records it is, of which configuration, its state; and its tensors."""
+    description, tensors = _tensors.read(path / _CHECKPOINT, "checkpoint")
+    for name, kind in (("config", str), ("records", dict), ("state", dict)):
+        if not isinstance(description.get(name), kind):
+            raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no {name}")
+    position = description["records"]
+    if type(position.get("bytes")) is not int or position["bytes"] < 0:
+        raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no place in the records")
+    return description, tensors
 
 
 class Folder:
@@ -67,10 +114,10 @@ class Folder:
         self._file: Any = None
         self._hash = hashlib.sha256()
         self._config: dict[str, Any] = json.loads(json.dumps(config))
-        self._holds_a_run()
+        holds_a_run(path)
         self._lock = _locked(path)
         try:
-            if self._holds_a_run():
+            if holds_a_run(path):
                 if not resume:
                     raise FileError(
                         f"{path}: holds a run already; wants another folder, or resume=True (--resume) to go on"
@@ -78,25 +125,13 @@ class Folder:
                 self._compare(self.about())
             else:
                 run = {"kind": _KIND, "version": _tensors.VERSION, "config": self._config, **about}
-                self._write(_RUN, run)
+                write_json(path / _RUN, run)
             for entry in path.iterdir():
                 if _LEFTOVER.fullmatch(entry.name):
                     entry.unlink()
         except BaseException:
             self.close()
             raise
-
-    def _holds_a_run(self) -> bool:
-        """Whether the folder holds a run; raises when it holds something else."""
-        try:
-            held = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-        except FileNotFoundError:
-            held = []
-        except NotADirectoryError:
-            raise _no_folder(self.path) from None
-        if held and _RUN not in held:
-            raise FileError(f"{self.path}: holds {held[0]} and no {_RUN}; wants a new folder, or one that holds a run")
-        return bool(held)
 
     def _compare(self, run: dict[str, Any]) -> None:
         """Raise when the folder's run is not the one that was asked for."""
@@ -138,7 +173,7 @@ class Folder:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
-        path = self.path / _RECORDS
+        path = self.path / RECORDS
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with naming(path):
             if self._file is None:
@@ -154,9 +189,9 @@ class Folder:
 
     def restore(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The checkpoint, with the records cut to where it was made; None when there is none yet."""
-        path = self.path / _RECORDS
+        path = self.path / RECORDS
         try:
-            description, tensors = _tensors.read(self.path / _CHECKPOINT, "checkpoint")
+            description, tensors = _checkpoint(self.path)
         except FileNotFoundError:
             path.unlink(missing_ok=True)
             return None
@@ -172,12 +207,12 @@ class Folder:
 
     def records(self) -> list[dict[str, Any]]:
         """Every record so far."""
-        path = self.path / _RECORDS
+        path = self.path / RECORDS
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result of a run that has ended, whose checkpoint nobody needs any more."""
-        self._write(_RESULT, {**result, "records": self._position()})
+        write_json(self.path / _RESULT, {**result, "records": self._position()})
         self._forget()
 
     def _forget(self) -> None:
@@ -191,10 +226,6 @@ class Folder:
         finally:
             self._lock.release()
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        with replacing(self.path / name) as temporary:
-            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
     def _position(self) -> dict[str, Any]:
         """Where the records are, on disk, and what they say up to there."""
         size = 0
@@ -205,9 +236,9 @@ class Folder:
 
     def _records_up_to(self, position: dict[str, Any]) -> bytes:
         """The records up to a position, when they are what they were there."""
-        path = self.path / _RECORDS
+        path = self.path / RECORDS
         data = path.read_bytes()[: position["bytes"]] if path.exists() else b""
-        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position["sha256"]:
+        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position.get("sha256"):
             raise FileError(f"{path}: damaged: its first {position['bytes']} bytes are not what the run had written")
         return data
 
@@ -235,15 +266,11 @@ def _no_folder(path: Path) -> FileError:
 
 def _json(path: Path, fields: tuple[str, ...]) -> dict[str, Any]:
     """A table of a JSON file that has these fields."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
-    missing = [name for name in fields if not isinstance(found, dict) or name not in found]
+    found = _tensors.read_json(path)
+    missing = [name for name in fields if name not in found]
     if missing:
         raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
-    table: dict[str, Any] = found
-    return table
+    return found
 
 
 def first_difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -63,3 +63,20 @@ def interruptible(enabled: bool, together: bool = False) -> Iterator[Signal]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the main thread as Ctrl-C does; others leave signals as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -18,6 +18,7 @@ from training_runs import CHECKPOINT, TOML, assert_same, before_step, send
 
 from fastlin import _tensors, cli
 from fastlin.experiments import plan
+from fastlin.training import record
 from fastlin.training.loop import Loop
 from fastlin.training.record import Folder
 
@@ -112,6 +113,7 @@ import json, os, resource, sys
 import torch
 import fastlin as fl
 from fastlin.experiments import plan
+from fastlin.training import record
 from fastlin.training.loop import Loop
 
 torch.set_num_threads(1)
@@ -244,7 +246,7 @@ def test_disk_is_full_from_the_start(tmp_path, limit, whole):
 def test_disk_is_full_at_the_end(tmp_path, monkeypatch, limit, whole, name):
     """The checkpoint stays until there is a result."""
     folder = tmp_path / "run"
-    what = {"model.safetensors": (_tensors, "write"), "result.json": (Folder, "_write")}[name]
+    what = {"model.safetensors": (_tensors, "write"), "result.json": (record, "write_json")}[name]
     write = getattr(*what)
 
     def limited(*arguments):
