@@ -81,10 +81,10 @@ def test_pieces_add_up_to_the_batch(name, size):
         added = torch.stack(kept).sum(0)[:-2]
         assert torch.allclose(added, whole, rtol=1e-11, atol=1e-12)
         assert whole[: plan.shape.trials].all()
-        for i, draw in enumerate(of_all._units[0][1]):
+        for i, draw in enumerate(of_all._units[0][0]):
             place = {"seed": plan.seed, "step": 3, "stream": 0}
             expected = draw.sources[0].sample(draw.batch, draw.shots, **place)
-            pieces = [part._units[0][1][i] for part in parts]
+            pieces = [part._units[0][0][i] for part in parts]
             found = [draw.sources[0].sample(p.batch, p.shots, offset=p.offset, **place) for p in pieces]
             for have, want in zip(zip(*found, strict=True), expected, strict=True):
                 assert same(torch.cat(have), want)
