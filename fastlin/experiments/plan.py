@@ -276,11 +276,11 @@ class Plan:
             prompts=prompts,
             backend=self.backend,
             team=self.team,
-            trials_at_once=self._trials_at_once(model, source, batch, n),
+            trials_at_once=self._at_once(model, source, batch, n),
         )
 
-    def _trials_at_once(self, model: Model, source: Source, batch: int, n: int) -> int:
-        """Trials that are taken in one go on so many sequences."""
+    def _at_once(self, model: Model, source: Source, batch: int, n: int, together: int = 1) -> int:
+        """Trials that are taken in one go on so many sequences, in groups that stay together."""
         step = Step(
             shape=self.shape,
             parameters=sum(raw.numel() for raw in model.parameters()) // self.shape.trials,
@@ -291,7 +291,7 @@ class Plan:
             n=n,
             itemsize=self.dtype.itemsize,
         )
-        return step.trials_at_once(self.memory)
+        return step.at_once(self.memory, together)
 
     def _exact(self, model: Model, prompts: bool) -> Tensor | None:
         """Population risk (R,) by a closed form; None where none covers the model on its source."""
@@ -356,7 +356,8 @@ class Plan:
             self.n if term.shots is None else term.shots for phase in self.regime.phases for term in phase.objective
         )
         sources = self._training_sources()
-        at_once = min(self._trials_at_once(model, source, piece, shots) for source in sources.values())
+        variants = max(len(self.regime.variants), 1)
+        seeds = min(self._at_once(model, source, piece, shots, variants) for source in sources.values())
         return Job(
             model=model,
             regime=self.regime,
@@ -373,7 +374,7 @@ class Plan:
             progress=progress,
             team=self.team,
             shards=self.shards,
-            seeds_at_once=max(at_once // max(len(self.regime.variants), 1), 1),
+            seeds_at_once=seeds,
         )
 
     def _training_sources(self) -> dict[str, Source]:

@@ -100,24 +100,31 @@ class Step:
         sums = H * m * m * (2 * L - 1) + 2 * shape.tasks * ((2 * H + t) * m + 4)
         return 8 * _BLOCKS * sums
 
-    def trials_at_once(self, memory: int) -> int:
-        """How many trials fit; all of them, or a number whose chunks have the same bits if it can be.
+    def at_once(self, memory: int, together: int = 1) -> int:
+        """How many groups of trials fit; all of them, or a number whose chunks have the same bits if it can be.
+
+        Parameters
+        ----------
+        memory : int
+            Bytes.
+        together : int
+            Trials of a group.
 
         Raises
         ------
         ValueError
             When not even one fits.
         """
+        groups, group = self.shape.trials // together, self.of_a_trial * together
         left = memory - self.of_all_trials - self.of_the_batch
-        most = left // self.of_a_trial
+        most = left // group
         if most < 1:
-            least = self.of_all_trials + self.of_the_batch + self.of_a_trial
             raise ValueError(
-                f"memory: got {memory} bytes, wants {least} or more for {self.shape.trials} trials one after the other "
-                f"on {self.batch} sequences at once; shards=S takes these in pieces"
+                f"memory: got {memory} bytes, wants {memory - left + group} or more for {self.shape.trials} trials, "
+                f"{together} at once on {self.batch} sequences; shards=S takes these in pieces"
             )
-        if most >= self.shape.trials:
-            return self.shape.trials
+        if most >= groups:
+            return groups
         # The last chunk may have up to LANES - 1 more (`chunks`).
         return most // LANES * LANES - LANES if most >= 2 * LANES else min(most, LANES - 1)
 

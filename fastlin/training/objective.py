@@ -69,12 +69,11 @@ class Objective:
         variants = max(len(job.regime.variants), 1)
         parts = chunks(job.model.shape.trials // variants, job.seeds_at_once)
         terms = range(len(phase.objective))
-        # Row of the buffer and terms, for each piece of this process and each chunk.
-        self._units: list[tuple[int, list[Draw]]] = [
-            (piece if job.shards else 0, [self._draw(i, piece, pieces, seeds) for i in terms])
+        # For each piece of this process, the terms of each chunk.
+        self._units = {
+            piece if job.shards else 0: [[self._draw(i, piece, pieces, seeds) for i in terms] for seeds in parts]
             for piece in job.team.share(pieces)
-            for seeds in parts
-        ]
+        }
         whole = [self._draw(i, 0, 1, parts[0]) for i in terms]
         self.turns = max(len(draw.sources) for draw in whole)
         self.sequences = self.turns * sum(draw.batch for draw in whole)
@@ -134,15 +133,16 @@ class Objective:
             The loss of each trial.
         """
         if not self._in_pieces:
-            return self._backward(self._units, step, progress, turn)
+            return self._backward(self._units[0], step, progress, turn)
         R, device = self.job.model.shape.trials, self.job.model.attention_unit.device
-        width = R + sum(raw.numel() for raw in trained)
+        sizes = [R, *(raw.numel() for raw in trained)]
+        width = sum(sizes)
         flat = torch.zeros(self._rows * width + len(_SIGNALS), dtype=torch.float64, device=device)
-        rows = flat[: self._rows * width].view(self._rows, width)
-        for row in sorted({row for row, _ in self._units}):
-            loss = self._backward([unit for unit in self._units if unit[0] == row], step, progress, turn)
-            grads = [raw.new_zeros(raw.numel()) if raw.grad is None else raw.grad.flatten() for raw in trained]
-            torch.cat([loss.double(), *(grad.double() for grad in grads)], out=rows[row])
+        rows = flat[: -len(_SIGNALS)].view(self._rows, width).unbind()
+        for row, chunks_of_terms in self._units.items():
+            loss = self._backward(chunks_of_terms, step, progress, turn)
+            grads = [raw.new_zeros(raw.numel()) if raw.grad is None else raw.grad.view(-1) for raw in trained]
+            torch.cat([loss, *grads], out=rows[row])
             for raw in trained:
                 raw.grad = None
         if caught is not None:
@@ -151,17 +151,17 @@ class Objective:
         had = flat[-len(_SIGNALS) :].tolist()
         self.heard = next((number for number, count in zip(_SIGNALS, had, strict=True) if count), None)
         total = rows[0]
-        for row in rows[1:]:
-            total = total + row
-        loss, *sums = torch.split(total.to(trained[0].dtype), [R, *(raw.numel() for raw in trained)])
+        for other in rows[1:]:
+            total = total + other
+        loss, *sums = total.to(trained[0].dtype).split_with_sizes(sizes)
         for raw, gradient in zip(trained, sums, strict=True):
             raw.grad = gradient.view(raw.shape)
         return loss
 
-    def _backward(self, units: list[tuple[int, list[Draw]]], step: int, progress: float, turn: int) -> Tensor:
-        """Add the gradients of some units to the parameters'; returns their losses (R,), 0 where there is nothing."""
+    def _backward(self, units: list[list[Draw]], step: int, progress: float, turn: int) -> Tensor:
+        """Add the gradients of some terms to the parameters'; returns their losses (R,), 0 where there is nothing."""
         total = None
-        for _, draws in units:
+        for draws in units:
             if any(draw.batch for draw in draws):
                 loss = self.loss(draws, step, progress, turn)
                 torch.autograd.backward(loss.sum() / self.job.model.loss_unit)

@@ -78,7 +78,9 @@ def test_what_is_no_size(given):
 
 
 def test_a_budget_that_one_trial_exceeds():
-    with pytest.raises(ValueError, match=r"memory: got 1048576 bytes, wants \d+ or more for 2 trials .* shards=S"):
+    with pytest.raises(
+        ValueError, match=r"memory: got 1048576 bytes, wants \d+ or more for 2 trials, 1 at once .* shards=S"
+    ):
         fl.train(MIX, "plain", 3, steps=1, trials=2, batch=4096, memory="1M", backend="eager")
 
 

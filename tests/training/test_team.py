@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from training_plans import MIX, plan_of
 from training_runs import TOML, assert_same, records, same
 
 import fastlin as fl
+from fastlin import cli
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
 from fastlin.training.team import Team, team_of
@@ -79,10 +81,10 @@ def test_pieces_add_up_to_the_batch(name, size):
         added = torch.stack(kept).sum(0)[:-2]
         assert torch.allclose(added, whole, rtol=1e-11, atol=1e-12)
         assert whole[: plan.shape.trials].all()
-        for i, draw in enumerate(of_all._units[0][1]):
+        for i, draw in enumerate(of_all._units[0][0]):
             place = {"seed": plan.seed, "step": 3, "stream": 0}
             expected = draw.sources[0].sample(draw.batch, draw.shots, **place)
-            pieces = [part._units[0][1][i] for part in parts]
+            pieces = [part._units[0][0][i] for part in parts]
             found = [draw.sources[0].sample(p.batch, p.shots, offset=p.offset, **place) for p in pieces]
             for have, want in zip(zip(*found, strict=True), expected, strict=True):
                 assert same(torch.cat(have), want)
@@ -116,6 +118,64 @@ def test_a_source_that_draws_tasks_in_its_own_way_is_refused_where_shares_are_no
     sums(plan, 0, 0)
     with pytest.raises(ValueError, match="Own: draws tasks in its own way; wants a TaskMixture"):
         sums(plan, 0, 0, shards=2)
+
+
+def test_what_the_first_process_tells(monkeypatch):
+    sent = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: sent.append(tensor.clone()))
+    told = {"a": [1, None, "é"]}, {"x": torch.arange(6.0).view(2, 3).T, "none": torch.empty(0, dtype=torch.int64)}
+    assert Team(0, 3).told(lambda: told) is not None
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.copy_(sent.pop(0)))
+    value, tensors = Team(2, 3).told(lambda: pytest.fail("asked another"))
+    assert value == told[0]
+    assert list(tensors) == ["x", "none"]
+    assert all(same(tensors[name], held) for name, held in told[1].items())
+
+
+def test_an_error_of_the_first_process_ends_all(monkeypatch):
+    def fail():
+        raise ValueError("out: is full")
+
+    sent = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: sent.append(tensor.clone()))
+    with pytest.raises(ValueError, match="out: is full"):
+        Team(0, 2).told(fail)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.copy_(sent.pop(0)))
+    with pytest.raises(ConnectionError, match="process 0 of 2 has ended: out: is full"):
+        Team(1, 2).told(fail)
+
+
+def test_a_process_that_is_gone(monkeypatch):
+    def lost(*_):
+        raise RuntimeError("Connection reset by peer\nand more")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lost)
+    with pytest.raises(ConnectionError, match=r"process 1 of 2: another .* \(Connection reset by peer\)$"):
+        Team(1, 2).add(torch.zeros(3))
+
+
+def test_other_arguments_in_another_process(monkeypatch):
+    monkeypatch.setattr("fastlin.experiments.plan.team_of", lambda *_: Team(1, 2))
+    monkeypatch.setattr(Team, "told", lambda *_: ({"config": {**plan_of().config, "n": 9}}, {}))
+    with pytest.raises(ValueError, match=r"process 1 got .*, process 0 got .*; wants the same in all"):
+        fl.train(MIX, "joint", 4, steps=2)
+
+
+def test_a_command_of_one_process_under_torchrun(monkeypatch, tmp_path, no_pictures):
+    """It joins a group of one, which trains as without, and starts again as after a restart."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**place, "TORCHELASTIC_RESTART_COUNT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    (tmp_path / "setting.toml").write_text(TOML)
+    command = ["train", str(tmp_path / "setting.toml"), "--regime", "plain", "--steps", "4", "--batch", "20"]
+    for _ in range(2):
+        assert cli.main([*command, "--memory", "1G", "--out", str(tmp_path / "run")]) == 0
+    assert not torch.distributed.is_initialized()
+    other = fl.train(team_runs.mixture(), "plain", 5, steps=4, batch=20, out=tmp_path / "other")
+    assert records(tmp_path / "run" / "plain-n5") == records(other.folder)
 
 
 def test_parameters_that_differ_between_processes_are_seen(monkeypatch):
