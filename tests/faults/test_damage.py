@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from filling import fill_here
 from folders import contents
 from training_runs import SHORT, before_step, interrupt, records, result, train
 
@@ -76,17 +77,9 @@ def error_of(call, *given, **options):
 
 def sweep(out):
     """A panel of three cells, in this process."""
-    from fastlin.experiments import farm, leases
-
-    def fill(orders, jobs, patience, settled, ended, tick):
-        for index, order in enumerate(orders):
-            lease = leases.take(order.folder, 0, 1, 5.0)
-            ended(index, farm.fill(order, lease))
-            lease.release()
-
     request = Request(effort=Effort(1, 6, 32), lengths=(2,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "run", fill)
+        patch.setattr(reproduce, "run", fill_here)
         quiet = {"drawn": lambda name: None, "ended": lambda record, cell: None, "tick": lambda: None}
         reproduce.reproduce([prompts.PANELS["2c"]], out, request, **quiet)
 

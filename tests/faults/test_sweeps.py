@@ -72,23 +72,27 @@ def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, time
     moments = random.Random(number)
     for round_ in range(times):
         out = tmp_path / f"{round_}"
-        for _ in range(4):
+        sent = 0
+        while sent < 4:
             sweep = server.start(out, checkpoint=1e6)
             trainer = sweep.await_trainer()
-            time.sleep(moments.uniform(0.0, 0.2) * seconds)
-            os.kill(sweep.process, number)
+            time.sleep(moments.uniform(0.0, 0.1) * seconds)
+            with suppress(ProcessLookupError):
+                os.kill(sweep.process, number)
             ended, said = sweep.wait()
             # 0 or the signal itself: it came after the end of the sweep.
             assert ended in (code, 0, -number), said
             assert ended != code or "fastlin: stopped" in said
             assert not os.path.exists(f"/proc/{trainer}")
             assert held(out) == []
-        states = {cell.state for cell in status.cells(out)}
-        assert states <= {"done", "stopped", "waiting"}
+            if ended != code:
+                break
+            sent += 1
         for place in out.glob("cells/2c/.*.at.*"):
             assert (place / "checkpoint.safetensors").exists() or not (place / "records.jsonl").exists()
         finished(server, out, undisturbed)
-        ledger.same_bits(4)
+        assert sent > 0
+        ledger.same_bits(sent)
 
 
 def test_workers_side_by_side(tmp_path, server, undisturbed, ledger):
@@ -165,7 +169,7 @@ def test_clocks_that_jump(tmp_path, server, undisturbed, ledger, times):
     for round_ in range(times):
         out = tmp_path / f"{round_}"
         sweeps = [server.start(out, clock=i) for i in range(2)]
-        sweeps[0].await_trainer()
+        assert sweeps[0].await_trainer()
         jumps = 0
         while any(sweep.trainers() for sweep in sweeps):
             for path in out.rglob("*"):
