@@ -58,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, TypeError, BackendError, ModuleNotFoundError) as error:
         print(f"fastlin: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fastlin: stopped", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -39,7 +39,7 @@ def show_faults(terminalreporter):
     found = {}
     for report in reports:
         for name, row in report.user_properties:
-            if name == "faults" and report.when == "teardown":
+            if name == "faults" and report.when == "call":
                 kind, *numbers = row
                 found[kind] = [a + b for a, b in zip(found.get(kind, [0, 0, 0]), numbers, strict=True)]
     if found:

@@ -14,6 +14,8 @@ from fastlin.data.place import Place
 
 # Products of batch, n and m stay below 2^63.
 _MOST = 1 << 40
+# Of a source's array, 2 GiB in float64: a million tasks in 16 dimensions. More is a slip of the pen.
+_MOST_NUMBERS = 1 << 28
 
 
 def check_place(batch: int, n: int, seed: int, step: int, stream: int, offset: int) -> tuple[Place, int]:
@@ -32,6 +34,14 @@ def check_size(name: str, value: int) -> int:
     return size
 
 
+def check_dimension(name: str, value: int) -> int:
+    """`value` as a number of features, whose covariance a source has."""
+    size = check_size(name, value)
+    if size * size > _MOST_NUMBERS:
+        raise ValueError(f"{name}: got {size}, wants at most {math.isqrt(_MOST_NUMBERS)}: its covariance is an array")
+    return size
+
+
 def check_number(name: str, value: float) -> float:
     """`value` as a finite float that is not negative."""
     try:
@@ -45,6 +55,9 @@ def check_number(name: str, value: float) -> float:
 
 def check_array(name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
     """`value` as a finite float64 tensor (a copy, on the CPU) whose shape fits; a name stands for any size >= 1."""
+    numbers = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
+    if isinstance(numbers, int) and numbers > _MOST_NUMBERS:
+        raise ValueError(f"{name}: got {numbers} numbers, wants at most {_MOST_NUMBERS}")
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError):

@@ -24,7 +24,7 @@ from torch import Tensor
 from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett, chi
-from fastlin.data.checks import check_array, check_covariances, check_number, check_place, check_size
+from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, check_place
 from fastlin.data.place import BETA, FEATURES, NOISE, QUERY, TASK, Place, check_room
 from fastlin.data.rows import apply_factor, dot, factor
 from fastlin.data.strata import balanced_tasks
@@ -369,7 +369,7 @@ class SphereTasks(LinearTasks):
     def __init__(
         self, d: int, radius: float = 1.0, noise_std: float = 0.0, feature_cov: Any = None, bias: bool = False
     ) -> None:
-        super().__init__(check_size("d", d), noise_std, feature_cov, bias)
+        super().__init__(check_dimension("d", d), noise_std, feature_cov, bias)
         self.radius = check_number("radius", radius)
 
     def _recipe(self) -> Recipe:

@@ -27,9 +27,9 @@ from fastlin.experiments import leases, workplaces
 from fastlin.experiments.cells import summary
 from fastlin.experiments.leases import Lease
 from fastlin.experiments.train import train
-from fastlin.training.signals import ending_on_sigterm
+from fastlin.training.signals import ending_on_sigterm, interruptible
 
-# Between signs of life of a worker, and for a worker to end whose parent has died.
+# Between signs of life of a worker, and for a worker to end that is to.
 _SIGN_SECONDS, _LAST_SECONDS = 5.0, 60.0
 
 
@@ -118,8 +118,10 @@ def run(
     waiting, deaths = list(range(len(orders))), dict.fromkeys(range(len(orders)), 0)
     watch, every = leases.Watch(patience), min(patience / 8, _SIGN_SECONDS)
     next_look = time.monotonic()
-    with _crew(count, threads) as crew:
+    # Signals are heard between two looks, where nothing is half done: no lease is left that nobody holds.
+    with _crew(count, threads) as crew, interruptible(True) as caught:
         while waiting or crew.busy:
+            caught.raise_if_caught()
             if waiting and time.monotonic() >= next_look:
                 for index in [index for index in waiting if settled(index)]:
                     waiting.remove(index)
@@ -196,6 +198,8 @@ class _Crew:
             connection.close()
             process.terminate()
         for process, _ in found:
+            process.join(_LAST_SECONDS)
+            process.kill()
             process.join()
         for _, _, lease in self.busy.values():
             lease.release()
@@ -203,13 +207,12 @@ class _Crew:
 
 @contextmanager
 def _crew(count: int, threads: int) -> Iterator[_Crew]:
-    """Processes that end when the block is left: by SIGTERM too, which otherwise leaves no time for a checkpoint."""
-    with ending_on_sigterm():
-        crew = _Crew(count, threads)
-        try:
-            yield crew
-        finally:
-            crew.end()
+    """Processes that end when the block is left, with a checkpoint."""
+    crew = _Crew(count, threads)
+    try:
+        yield crew
+    finally:
+        crew.end()
 
 
 def _start(threads: int) -> tuple[BaseProcess, Connection]:

@@ -125,7 +125,11 @@ def take(cell: Path, generation: int, pid: int, every: float) -> Lease | None:
         os.close(os.open(lease.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return None
-    lease.renew(0, 0.0)
+    try:
+        lease.renew(0, 0.0)
+    except OSError:
+        lease.path.unlink(missing_ok=True)
+        raise
     return lease
 
 

@@ -218,19 +218,26 @@ class Plan:
             units = models.literal(self.shape.width, protocol.number("scale", d))
         if protocol.heads_averaged:
             units = units._replace(attention=units.attention / self.shape.attention_heads)
-        model = models.KINDS[self.kind](
-            self.shape,
-            units,
-            see_query=protocol.see_query,
-            shot_scale=protocol.shot_scale,
-            residual=protocol.residual,
-            trainable_entry=protocol.trainable_entry,
-            fixed_head=protocol.fixed_head,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        sizes = {name: protocol.number(f"start_{name}", d) for name in ("attention", "values", "heads", "prompts")}
-        start = Start(protocol.start, protocol.start_prompts_as, readout=protocol.start_readout, **sizes)
+        try:
+            model = models.KINDS[self.kind](
+                self.shape,
+                units,
+                see_query=protocol.see_query,
+                shot_scale=protocol.shot_scale,
+                residual=protocol.residual,
+                trainable_entry=protocol.trainable_entry,
+                fixed_head=protocol.fixed_head,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        except RuntimeError as error:
+            if "allocate" not in str(error):
+                raise
+            sizes = f"trials {self.shape.trials}, layers {self.shape.layers}"
+            sizes += f", attention_heads {self.shape.attention_heads}, prompt_tokens {self.shape.tokens}"
+            raise ValueError(f"{sizes}: the model does not fit in memory, wants fewer of them") from None
+        starts = {name: protocol.number(f"start_{name}", d) for name in ("attention", "values", "heads", "prompts")}
+        start = Start(protocol.start, protocol.start_prompts_as, readout=protocol.start_readout, **starts)
         model.start(start, seed=self.seed, stream=streams.START, alike=max(len(self.regime.variants), 1))
         return model
 

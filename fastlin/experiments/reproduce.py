@@ -339,11 +339,13 @@ def reproduce(
             finish(panel.name)
     if orders:
         run(orders, request.jobs, request.patience, settled, over, tick)
-    for panel in panels:
+    for panel in panels if orders else ():
+        held = read(out / f"{panel.name}.json")
         # The panel with a layer less may have ended after this one, and whoever trained the last cell may have died.
-        late = panel.shallower is not None or not folder.records[panel.name]["caption"]
-        if orders and late and folder.complete(panel.name):
+        if (panel.shallower is not None or not held["caption"]) and folder.complete(panel.name):
             finish(panel.name)
+        elif held["caption"]:
+            folder.records[panel.name] = held
     return list(folder.records.values())
 
 

@@ -96,7 +96,8 @@ def silent_cells(folder: Path) -> set[Path]:
     known = {path: leases.alive(about) for path, about in held.items()}
     doubtful = [path for path in found if known[path] is None]
     if doubtful:
-        every = [held[path].get("every") for path in doubtful]
+        # A lease that says nothing may have just been made.
+        every = [held[path].get("every", 1.0) for path in doubtful]
         time.sleep(min(1.5 * max((s for s in every if isinstance(s, float)), default=0.0), _LONGEST_WAIT))
     dead = {path for path in found if known[path] is False}
     return dead | {path for path in doubtful if leases.newest(path) == held[path]}

@@ -1,14 +1,16 @@
 """Figures, table 1 and claims of the paper on fine-tuning: made, stopped, drawn, and able to say no."""
 
 import csv
-import json
 
 import pytest
 import torch
+from filling import fill_here
 from helpers import DOUBLE
 
 import fastlin as fl
 from fastlin import cli, plots
+from fastlin._files import write_json
+from fastlin._tensors import read_json
 from fastlin.experiments import farm, forgetting, reproduce, status
 from fastlin.experiments.forgetting import FIGURES, axes, claims, problems, regimes, table
 from fastlin.experiments.reproduce import Effort, Request
@@ -24,15 +26,7 @@ def make(names, out, **callbacks):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Cells in this process: another one takes seconds to start."""
-
-    def fill(orders, jobs, started, ended, tick):
-        for index, order in enumerate(orders):
-            started(index)
-            tick()
-            ended(index, farm._fill(order))
-
-    monkeypatch.setattr(reproduce, "run", fill)
+    monkeypatch.setattr(reproduce, "run", fill_here)
 
 
 @pytest.fixture
@@ -137,19 +131,19 @@ def test_trained_points_on_theory(tmp_path, in_process):
 
 
 def test_a_figure_is_gone_on_with_and_drawn_again(tmp_path, in_process, monkeypatch, capsys):
-    fill = farm._fill
+    fill = farm.fill
 
-    def failing(order):
+    def failing(order, lease):
         if order.after is not None:
             return farm.Outcome(None, "ValueError: no", ())
-        return fill(order)
+        return fill(order, lease)
 
-    monkeypatch.setattr(farm, "_fill", failing)
+    monkeypatch.setattr(farm, "fill", failing)
     (record,) = make(["ff5"], tmp_path)
     assert [cell["state"] for cell in record["cells"]] == ["done", "failed"]
     assert [curve["label"] for curve in record["axes"][0]["curves"]] == ["pretrain"]
     assert record["findings"] == []
-    monkeypatch.setattr(farm, "_fill", fill)
+    monkeypatch.setattr(farm, "fill", fill)
     (record,) = make(["ff5"], tmp_path)
     first = (tmp_path / "ff5.csv").read_bytes()
     (again,) = make(["ff5"], tmp_path)
@@ -167,9 +161,10 @@ def test_a_figure_is_gone_on_with_and_drawn_again(tmp_path, in_process, monkeypa
 def test_status_counts_only_the_steps_of_the_cell(tmp_path, in_process):
     make(["ff5"], tmp_path)
     path = tmp_path / "ff5.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["cells"][1].update(state="running", row=None, started=0.0)
-    path.write_text(json.dumps(record), encoding="utf-8")
+    record = read_json(path)
+    record["cells"][1].update(state="waiting", row=None)
+    write_json(path, record)
+    (tmp_path / "cells" / "ff5" / "tuned.json").unlink()
     folder = tmp_path / "cells" / "ff5" / "tuned" / "records.jsonl"
     folder.write_text('{"step": 9}\n')
     found = status.cells(tmp_path)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filling import fill_here
 
 from fastlin import cli, plots, theory
 from fastlin._files import write_json
@@ -38,16 +39,7 @@ def run(names, out, request=None, **callbacks):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Cells in this process: another one takes seconds to start."""
-
-    def fill(orders, jobs, patience, settled, ended, tick):
-        for index, order in enumerate(orders):
-            lease = leases.take(order.folder, 0, os.getpid(), 5.0)
-            tick()
-            ended(index, farm.fill(order, lease))
-            lease.release()
-
-    monkeypatch.setattr(reproduce, "run", fill)
+    monkeypatch.setattr(reproduce, "run", fill_here)
 
 
 def rows_of(path):

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def serve():
         print(child, flush=True)
 
 
-def perform(out, said, patience=30.0, shard=None, clock=None, space=None, user=None, checkpoint=0.02):
+def perform(out, said, patience=30.0, shard=None, clock=None, space=None, checkpoint=0.02):
     """`fastlin reproduce 2c`, small and without pictures.
 
     `clock` is the seed of a clock that jumps, `space` the size that no file can grow beyond.
@@ -67,8 +68,6 @@ def perform(out, said, patience=30.0, shard=None, clock=None, space=None, user=N
     if space is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (space, resource.RLIM_INFINITY))
-    if user is not None:
-        os.setuid(user)
     more = [] if shard is None else ["--shard", shard]
     return cli.main(["reproduce", "2c", "--jobs", "1", "--patience", str(patience), "--out", out, *more])
 
@@ -116,25 +115,22 @@ class Sweep:
         """Its processes that train, by the leases of the folder."""
         from fastlin.experiments import leases
 
-        found = [leases.read(path) or {} for path in self.out.glob("cells/2c/.*.lease.*")]
-        return [lease["pid"] for lease in found if _parent(lease.get("pid")) == self.process]
+        found = [leases.read(path) or {} for path in held(self.out)]
+        return [lease["pid"] for lease in found if _stat(lease.get("pid"))[1] == str(self.process)]
 
     def await_trainer(self):
-        """One that trains, once there is one."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            found = self.trainers()
-            if found:
-                return found[0]
+        """One that trains, once there is one; None when there is nothing to do."""
+        while not (found := self.trainers()) and _stat(self.process)[0] != "Z":
             time.sleep(0.002)
-        raise AssertionError("nobody trains")
+        return found[0] if found else None
 
 
-def _parent(process):
+def _stat(process):
+    """State and parent of a process."""
     try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
-        return None
+        return "Z", None
 
 
 def table(out):
@@ -148,9 +144,15 @@ def table(out):
     return found
 
 
+def held(out):
+    """Files of leases."""
+    return [path for key in KEYS for path in out.glob(f"cells/2c/.{key}.lease.*")]
+
+
 def remains(out):
-    """What is hidden in the folder of the cells: leases, folders of workers."""
-    return sorted(path.name for path in (out / "cells/2c").iterdir() if path.name.startswith("."))
+    """What is hidden in the folder of the cells: leases, folders of workers; not halves of files, which are no harm."""
+    hidden = {path.name for path in (out / "cells/2c").iterdir() if path.name.startswith(".")}
+    return sorted(name for name in hidden if not re.search(r"\.\d+-[0-9a-f]{8}\.", name))
 
 
 if __name__ == "__main__":

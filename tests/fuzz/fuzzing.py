@@ -20,6 +20,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 
 import torch
 
@@ -29,7 +30,7 @@ from fastlin._files import write_json
 from fastlin._tensors import FileError
 from fastlin.backends import BackendError
 from fastlin.experiments import config, leases, panel_files, status
-from fastlin.training import checkpoint
+from fastlin.training import checkpoint, record
 from fastlin.training.record import Folder, ended, progress
 
 # What the formats are made of, and what their readers may stumble over.
@@ -329,6 +330,22 @@ def fuzz(name, target, executions, seed):
             raise
 
 
+def guided(name, options):
+    """Fuzz one target by atheris, which sees what the readers do with its inputs."""
+    import atheris
+
+    for module in (_tensors, checkpoint, config, leases, panel_files, record, status):
+        for function in vars(module).values():
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                atheris.instrument_func(function)
+    target, _ = targets()[name]
+    with tempfile.TemporaryDirectory() as corpus:
+        for i, data in enumerate(target.corpus):
+            Path(corpus, str(i)).write_bytes(data)
+        atheris.Setup([sys.argv[0], *options, corpus], target)
+        atheris.Fuzz()
+
+
 def main():
     """The command line above."""
     faulthandler.enable()
@@ -339,11 +356,7 @@ def main():
     parser.add_argument("--atheris", metavar="TARGET", help="that one, by atheris, with the options that it takes")
     options, rest = parser.parse_known_args()
     if options.atheris:
-        import atheris
-
-        target, _ = targets()[options.atheris]
-        atheris.Setup([sys.argv[0], *rest], atheris.instrument_func(target))
-        atheris.Fuzz()
+        guided(options.atheris, rest)
         return
     found = targets()
     total = sum(share for _, share in found.values())

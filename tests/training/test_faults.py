@@ -113,7 +113,6 @@ import json, os, resource, sys
 import torch
 import fastlin as fl
 from fastlin.experiments import plan
-from fastlin.training import record
 from fastlin.training.loop import Loop
 
 torch.set_num_threads(1)

@@ -1,6 +1,5 @@
 """Files of a run: whole or not there, and refused, untouched, when they are not what they should be."""
 
-import json
 import os
 import pickle
 import re
@@ -15,7 +14,8 @@ from training_runs import SHORT, TOML, interrupt, mixture
 
 import fastlin as fl
 from fastlin import _tensors, cli
-from fastlin._tensors import FileError
+from fastlin._files import write_json
+from fastlin._tensors import FileError, read_json
 from fastlin.training.loop import Loop
 
 STEPS = SHORT["steps"]
@@ -169,9 +169,9 @@ def test_damaged_checkpoint_and_the_command(stopped, tmp_path, capsys):
     command = ["train", str(config), "--regime", "plain", "--out", str(tmp_path), "--resume", "--trials", "2"]
     command += ["--steps", str(STEPS), "--batch", "64", "--lr", "0.02", "--set", "clip=1.0"]
     command += ["--set", "optimiser_options={betas=[0.9, 0.99]}"]
-    run = json.loads((stopped / "run.json").read_text())
+    run = read_json(stopped / "run.json")
     run["config"]["records"] = 100  # the command's
-    (stopped / "run.json").write_text(json.dumps(run))
+    write_json(stopped / "run.json", run)
     assert cli.main(command) == 1
     assert capsys.readouterr().err.startswith(f"fastlin: {stopped / 'checkpoint.safetensors'}: damaged")
 
@@ -260,7 +260,7 @@ def test_wrong_description(stopped, text):
 )
 def test_description_of_something_else(stopped, name, value, reason):
     path = stopped / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    write_json(path, {**read_json(path), name: value})
     assert f"{path}: {reason}" in refused(stopped, path)
 
 
@@ -277,7 +277,7 @@ def test_wrong_result(ended, text):
 )
 def test_result_of_something_else(ended, name, value):
     path = ended / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    write_json(path, {**read_json(path), name: value})
     refused(ended, path)
 
 
