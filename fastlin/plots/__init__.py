@@ -1,6 +1,7 @@
 """Pictures of what runs have left on disk."""
 
 from fastlin.plots.axes import axes_figure
+from fastlin.plots.bench import bench, bench_figures
 from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
@@ -8,6 +9,8 @@ from fastlin.plots.steps import training, training_figure
 
 __all__ = [
     "axes_figure",
+    "bench",
+    "bench_figures",
     "claims",
     "claims_figure",
     "panel",
