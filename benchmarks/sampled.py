@@ -19,10 +19,9 @@ from torch import Tensor
 import fastlin as fl
 from benchmarks.rows import Line, Ratio, Result, Session, Verdict, Within
 from fastlin import _extension
-from fastlin.bench import other_peers, peers, sampled_peers
+from fastlin.bench import jax_peers, peers, sampled_peers
 from fastlin.bench.cases import Shape, parameters_of
 from fastlin.bench.checks import WrongResultError
-from fastlin.bench.other_peers import JAX_STEPS
 from fastlin.bench.sampled_peers import agree, check_op, mean_loss
 from fastlin.bench.timing import Contender, interleave
 
@@ -31,7 +30,7 @@ PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Callable[[], Any]], 
     "compiled": (partial(sampled_peers.eager, compiled=True), 1),
     "graphed": (partial(sampled_peers.eager, compiled=True, mode="reduce-overhead"), 1),
     "eager, linear": (partial(sampled_peers.eager, model=peers.linear_stack), 1),
-    "JAX": (other_peers.jax_drawn, JAX_STEPS),
+    "JAX": (jax_peers.drawn, jax_peers.STEPS),
 }
 """Peers by name, with the steps of one call."""
 

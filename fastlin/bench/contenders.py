@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlin.bench import cases, checks, other_peers, peers, sampled_peers
+from fastlin.bench import cases, checks, jax_peers, numpy_peers, peers, sampled_peers
 from fastlin.bench.cases import SAMPLED, Shape
 from fastlin.bench.forms import FORMS, SHARED
 from fastlin.bench.machine import available_cores
@@ -48,7 +48,7 @@ def labels(shape: Shape, backends: Sequence[str] = ("auto",)) -> list[str]:
         found.append("reference")
     for one in ("eager" if shape.R is None else "vmap", "compile", "jax"):
         found += [one + f"-{form}" * bool(form) for form in _forms(one)[shape.op]]
-    if shape.R is None and shape.op in other_peers.BY_HAND:
+    if shape.R is None and shape.op in numpy_peers.OPS:
         found.append("numpy")
     return found
 
@@ -96,14 +96,16 @@ class Problem:
             raise SkippedError("takes no trials; vmap does")
         if one == "vmap" and self.shape.R is None:
             raise SkippedError("there are no trials to map over")
+        if one == "numpy" and (self.shape.R is not None or self.shape.op not in numpy_peers.OPS):
+            raise SkippedError("gradients of trials and stacks by hand are what autograd is for")
+        if one == "reference" and self._drawn:
+            raise SkippedError("draws no data")
         if one == "jax":
             self._ask_jax()
         try:
             return self._build_drawn(label, form) if self._drawn else self._build_given(label, form)
         except ImportError as error:
             raise SkippedError(f"{error}; pip install jax") from None
-        except ValueError as error:
-            raise SkippedError(str(error)) from None
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -112,7 +114,7 @@ class Problem:
 
     def steps(self, label: str) -> int:
         """Steps that one call makes."""
-        return other_peers.JAX_STEPS if self._drawn and kind(label) == "jax" else 1
+        return jax_peers.STEPS if self._drawn and kind(label) == "jax" else 1
 
     def check(self, label: str, call: Call) -> dict[str, float]:
         """Errors by tensor, or WrongResultError.
@@ -151,9 +153,9 @@ class Problem:
         if one == "reference":
             return case.step(peers.literal(op))
         if one == "jax":
-            return other_peers.jax_given(case, form)
+            return jax_peers.given(case, form)
         if one == "numpy":
-            return other_peers.numpy_given(case)
+            return numpy_peers.given(case)
         loss = peers.of_form(op, form, self.shape.R is not None)
         return case.step(peers.compiled(loss, None) if one == "compile" else loss)
 
@@ -162,9 +164,7 @@ class Problem:
         if one == "fastlin":
             return sampled_peers.op(shape, self._parameters, label.partition(":")[2] or "auto")
         if one == "jax":
-            return other_peers.jax_drawn(shape, self._parameters)
-        if one in ("reference", "numpy"):
-            raise SkippedError("draws no data")
+            return jax_peers.drawn(shape, self._parameters)
         model = peers.of_form(shape.op, form, shape.R is not None)
         return sampled_peers.eager(shape, self._parameters, compiled=one == "compile", model=model)
 

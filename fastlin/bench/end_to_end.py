@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin.bench import other_peers, sampled_peers
+from fastlin.bench import jax_peers, sampled_peers
 from fastlin.bench.cases import Shape, parameters_of
 from fastlin.bench.checks import WrongResultError, relative_error
 from fastlin.bench.contenders import Call, Problem, SkippedError
@@ -184,8 +184,8 @@ def _peer(shape: Shape, label: str) -> Stretch:
     problem = Problem(replace(shape, R=None) if alone else shape, torch.float32)
     step: Any = problem.build(label)
     if label.startswith("jax"):
-        train = other_peers.jax_training(shape, parameters_of(shape))
+        train = jax_peers.training(shape, parameters_of(shape))
         problem.check(label, lambda: train(0.0))
-        return Stretch(lambda: train(1e-3), shape.R or 1, other_peers.JAX_STEPS)
+        return Stretch(lambda: train(1e-3), shape.R or 1, jax_peers.STEPS)
     problem.check(label, step)
     return Stretch(training_step(step, problem.leaves), 1 if alone else shape.R or 1, 1)

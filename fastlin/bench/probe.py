@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -69,9 +70,12 @@ class Probe:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"shape": asdict(shape), "label": label, "dtype": dtype, "threads": threads}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it ended"}')
+        line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
         if "error" in answer:
             raise RuntimeError(f"the measuring process failed: {answer['error']}")
         return answer

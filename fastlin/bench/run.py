@@ -40,9 +40,9 @@ class Effort:
         Of the training.
     """
 
-    table: float = 0.7
-    scaling: float = 0.25
-    scores: int = checks.AFFORDABLE_SCORES // 4
+    table: float = 0.5
+    scaling: float = 0.2
+    scores: int = checks.AFFORDABLE_SCORES // 6
     repeats: int = 5
     training: int | None = 200
     batch: int = end_to_end.BATCH

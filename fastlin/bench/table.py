@@ -10,17 +10,11 @@ from typing import Any
 
 from fastlin.bench.suite import SCALING, TABLE
 from fastlin.bench.timing import in_units
+from fastlin.plots.bench import AXES, shared_words
 
 WIDTH = 80
-AXES = {
-    "B": "sequences B",
-    "n": "context length n",
-    "d": "features d = m - 1",
-    "L": "layers L",
-    "R": "trials R",
-    "threads": "threads",
-}
-_COLUMNS = f"  {'':12}{'median':>8}{'±':>6}{'times':>7}{'GB/s':>6}{'GFLOP/s':>8}{'FMA':>5}{'read':>6}{'first':>9}{'memory':>10}"
+_ROW = "  {:12}{:>8}{:>6}{:>7}{:>6}{:>8}{:>5}{:>6}{:>9}{:>10}"
+_HEADER = ("", "median", "±", "times", "GB/s", "GFLOP/s", "FMA", "read", "first", "memory")
 _METHOD = (
     "Every contender's results agreed with the float64 reference before it was timed. Median of interleaved rounds, ± "
     "interquartile range over median; times: how many times as long as fastlin; GB/s and GFLOP/s: the data once and "
@@ -48,7 +42,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     for case in of_part(record, TABLE):
         yield ""
         yield case["name"]
-        yield _COLUMNS
+        yield _ROW.format(*_HEADER)
         yield from (_contender(entry) for entry in case["contenders"])
         yield from _left_out(case)
     for axis in AXES:
@@ -68,12 +62,17 @@ def _contender(entry: dict[str, Any]) -> str:
     def shown(name: str, template: str, factor: float = 1.0) -> str:
         return "" if entry.get(name) is None else template.format(entry[name] * factor)
 
-    first = "" if entry.get("first_call") is None else in_units(entry["first_call"])
-    return (
-        f"  {entry['label']:12}{in_units(entry['median']):>8}{shown('spread', '{:.0f}%', 100):>6}"
-        f"{shown('times_fastlin', '{:.3g}'):>7}{shown('gbs', '{:.1f}'):>6}{shown('gflops', '{:.1f}'):>8}"
-        f"{shown('of_peak', '{:.0f}%', 100):>5}{shown('of_bandwidth', '{:.0f}%', 100):>6}{first:>9}"
-        f"{shown('memory', '{:.1f} MB', 1e-6):>10}"
+    return _ROW.format(
+        entry["label"],
+        in_units(entry["median"]),
+        shown("spread", "{:.0f}%", 100),
+        shown("times_fastlin", "{:.3g}"),
+        shown("gbs", "{:.1f}"),
+        shown("gflops", "{:.1f}"),
+        shown("of_peak", "{:.0f}%", 100),
+        shown("of_bandwidth", "{:.0f}%", 100),
+        "" if entry.get("first_call") is None else in_units(entry["first_call"]),
+        shown("memory", "{:.1f} MB", 1e-6),
     ).rstrip()
 
 
@@ -87,7 +86,7 @@ def _curve(axis: str, points: list[dict[str, Any]]) -> Iterator[str]:
     if not points:
         return
     yield ""
-    yield f"scaling in {AXES[axis]}: {_fixed(points)}"
+    yield f"scaling in {AXES[axis]}: {' '.join(shared_words(points))}"
     yield f"  {axis:12}" + "".join(f"{case['place']:>10}" for case in points)
     labels = dict.fromkeys(entry["label"] for case in points for entry in case["contenders"])
     for label in labels:
@@ -95,12 +94,6 @@ def _curve(axis: str, points: list[dict[str, Any]]) -> Iterator[str]:
         yield f"  {label:12}" + "".join(f"{'' if x is None else in_units(x):>10}" for x in medians)
     for case in points:
         yield from _left_out(case)
-
-
-def _fixed(points: list[dict[str, Any]]) -> str:
-    """What the points of a curve share."""
-    words = [case["name"].split() for case in points]
-    return " ".join(word for i, word in enumerate(words[0]) if all(other[i] == word for other in words))
 
 
 def _training(training: dict[str, Any]) -> Iterator[str]:

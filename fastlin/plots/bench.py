@@ -23,7 +23,7 @@ _COLOURS = {
     "numpy": "#cc79a7",
 }
 _MARKERS = {"fastlin": "o", "reference": "s", "eager": "^", "vmap": "v", "compile": "D", "jax": "P", "numpy": "X"}
-_AXES = {
+AXES = {
     "B": "sequences B",
     "n": "context length n",
     "d": "features d",
@@ -62,14 +62,16 @@ def _about(record: dict[str, Any]) -> str:
     )
 
 
+def _kind(label: str) -> str:
+    return label.replace(":", "-").partition("-")[0]
+
+
 def _style(label: str) -> dict[str, Any]:
-    kind = label.replace(":", "-").partition("-")[0]
-    return {"color": _COLOURS[kind], "alpha": 0.55 if label.endswith("-gram") else 1.0}
+    return {"color": _COLOURS[_kind(label)], "alpha": 0.55 if label.endswith("-gram") else 1.0}
 
 
 def _marked(label: str) -> dict[str, Any]:
-    kind = label.replace(":", "-").partition("-")[0]
-    return {**_style(label), "marker": _MARKERS[kind], "markersize": 5.5, "markeredgecolor": "white"}
+    return {**_style(label), "marker": _MARKERS[_kind(label)], "markersize": 5.5, "markeredgecolor": "white"}
 
 
 def _title(case: dict[str, Any]) -> str:
@@ -116,7 +118,7 @@ def _speedup(cases: list[dict[str, Any]], about: str) -> Figure:
 
 def _scaling(points: list[dict[str, Any]], about: str) -> Figure:
     """Time against each size, and against threads."""
-    axes_of = [axis for axis in _AXES if any(case["axis"] == axis for case in points)]
+    axes_of = [axis for axis in AXES if any(case["axis"] == axis for case in points)]
     columns = min(3, len(axes_of))
     rows = -(-len(axes_of) // columns)
     figure = new_figure(3.4 * columns, 2.9 * rows + 0.5)
@@ -133,9 +135,10 @@ def _scaling(points: list[dict[str, Any]], about: str) -> Figure:
         axes.set_xscale("log", base=2 if axis in ("L", "threads") else 10)
         axes.set_yscale("log")
         _plain_ticks(axes, [case["place"] for case in cases])
-        axes.set_xlabel(_AXES[axis], fontsize=8)
+        axes.set_xlabel(AXES[axis], fontsize=8)
         axes.set_ylabel("ms" if i % columns == 0 else "", fontsize=8)
-        axes.set_title(_shared(cases), fontsize=7.5, parse_math=False)
+        words = [word for word in shared_words(cases) if word != "float32" and not word.startswith("threads=")]
+        axes.set_title(" ".join(words), fontsize=7.5, parse_math=False)
         axes.tick_params(labelsize=7, which="both")
         axes.grid(alpha=0.25)
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8)
@@ -152,11 +155,10 @@ def _plain_ticks(axes: Axes, places: list[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _shared(cases: list[dict[str, Any]]) -> str:
+def shared_words(cases: list[dict[str, Any]]) -> list[str]:
     """The words that the names of all cases have."""
     others = [set(case["name"].split()) for case in cases]
-    words = [word for word in cases[0]["name"].split() if all(word in other for other in others)]
-    return " ".join(word for word in words if word != "float32" and not word.startswith("threads="))
+    return [word for word in cases[0]["name"].split() if all(word in other for other in others)]
 
 
 def _roofline(cases: list[dict[str, Any]], limits: list[dict[str, Any]], about: str) -> Figure:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fastlin.bench import cases, forms, other_peers, peers, sampled_peers
+from fastlin.bench import cases, forms, jax_peers, peers, sampled_peers
 from fastlin.bench.cases import Shape, parameters_of
 from fastlin.bench.checks import WrongResultError
 from fastlin.ops import sampled
@@ -45,4 +45,4 @@ def test_jax_agrees():
     shape = replace(LAYER, R=3)
     values = parameters_of(shape)
     expected = sampled_peers.mean_loss(sampled_peers.op(shape, values, "eager"), 3)
-    sampled_peers.agree(sampled_peers.mean_loss(other_peers.jax_drawn(shape, values, 2), 3), expected)
+    sampled_peers.agree(sampled_peers.mean_loss(jax_peers.drawn(shape, values, 2), 3), expected)

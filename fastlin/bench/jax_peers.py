@@ -1,30 +1,23 @@
-"""The same work in JAX and in numpy. JAX is optional, and asked for when a contender of it is made."""
+"""The same work in JAX, which is optional: it is asked for when a contender is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from fastlin.bench import forms, sampled_peers
 from fastlin.bench.cases import ARGUMENTS, SAMPLED, Case, Shape
 
-Array = npt.NDArray[Any]
 Results = Callable[[], tuple[Any, ...]]
 """What is timed: returns what a `Step` returns, as arrays."""
 
-JAX_STEPS = 4
+STEPS = 4
 """Steps of a scan on fresh data."""
 
-BY_HAND = ("prompt_loss", "predict", "gram")
-"""Ops that have a natural form in numpy, without trials."""
 
-
-def jax_given(case: Case, form: str) -> Results:
+def given(case: Case, form: str) -> Results:
     """A form on given data: jit of value_and_grad, vmapped over trials."""
     import jax
     import jax.numpy as jnp
@@ -47,7 +40,7 @@ def jax_given(case: Case, form: str) -> Results:
     return step
 
 
-def jax_draw(shape: Shape, key: Any) -> tuple[Any, ...]:
+def draw(shape: Shape, key: Any) -> tuple[Any, ...]:
     """z, q, y, task of a batch, as `sampled_peers.tokens` has them, by JAX's generator."""
     import jax
     import jax.numpy as jnp
@@ -64,34 +57,34 @@ def jax_draw(shape: Shape, key: Any) -> tuple[Any, ...]:
     return z, q, Y[:, n], task
 
 
-def jax_loss(shape: Shape) -> Any:
+def loss(shape: Shape) -> Any:
     """Loss and gradients of all trials from drawn data: Gram matrices once, then each trial on them."""
     import jax
 
-    of_tokens = SAMPLED[shape.op]
-    form = forms.SHARED["gram_stack_loss" if of_tokens == "stack_loss" else "gram_loss"]["gram"]
-    count = len(ARGUMENTS[of_tokens]) - 4
+    given_op = SAMPLED[shape.op]
+    form = forms.SHARED["gram_stack_loss" if given_op == "stack_loss" else "gram_loss"]["gram"]
+    count = len(ARGUMENTS[given_op]) - 4
     call: Any = jax.value_and_grad(forms.squared(form), tuple(range(4, 4 + count)))
     if shape.R is not None:
         call = jax.vmap(call, (None,) * 4 + (0,) * count)
 
-    def loss(leaves: Any, z: Any, q: Any, y: Any, task: Any) -> Any:
+    def of_tokens(leaves: Any, z: Any, q: Any, y: Any, task: Any) -> Any:
         return call(z.swapaxes(1, 2) @ z, q, y, task, *leaves)
 
-    return loss
+    return of_tokens
 
 
-def jax_drawn(shape: Shape, parameters: dict[str, Tensor], steps: int = JAX_STEPS) -> Results:
+def drawn(shape: Shape, parameters: dict[str, Tensor], steps: int = STEPS) -> Results:
     """Steps on fresh data: jit of a scan; a call runs `steps` of them and returns the results of the last."""
     import jax
     import jax.numpy as jnp
 
     leaves = tuple(jnp.asarray(leaf.detach().numpy()) for leaf in parameters.values())
-    loss = jax_loss(shape)
+    of_data = loss(shape)
 
     def step(key: Any, _: Any) -> tuple[Any, Any]:
         key, fresh = jax.random.split(key)
-        return key, loss(leaves, *jax_draw(shape, fresh))
+        return key, of_data(leaves, *draw(shape, fresh))
 
     run = jax.jit(lambda key: jax.lax.scan(step, key, None, length=steps))
     keys = iter(range(1 << 30))
@@ -103,7 +96,7 @@ def jax_drawn(shape: Shape, parameters: dict[str, Tensor], steps: int = JAX_STEP
     return call
 
 
-def jax_training(shape: Shape, parameters: dict[str, Tensor], steps: int = JAX_STEPS) -> Callable[[float], Any]:
+def training(shape: Shape, parameters: dict[str, Tensor], steps: int = STEPS) -> Callable[[float], Any]:
     """Training on fresh data with Adam: jit of a scan; each call goes on where the last one was, at the given rate.
 
     A call returns the loss of its last step, summed over trials.
@@ -111,13 +104,13 @@ def jax_training(shape: Shape, parameters: dict[str, Tensor], steps: int = JAX_S
     import jax
     import jax.numpy as jnp
 
-    loss = jax_loss(shape)
+    of_data = loss(shape)
     decay, square_decay, epsilon = 0.9, 0.999, 1e-8
 
     def step(state: Any, _: Any) -> tuple[Any, Any]:
         key, leaves, means, squares, count, lr = state
         key, fresh = jax.random.split(key)
-        value, grads = loss(leaves, *jax_draw(shape, fresh))
+        value, grads = of_data(leaves, *draw(shape, fresh))
         count = count + 1
         means = [decay * m + (1 - decay) * g for m, g in zip(means, grads, strict=True)]
         squares = [square_decay * s + (1 - square_decay) * g * g for s, g in zip(squares, grads, strict=True)]
@@ -136,29 +129,3 @@ def jax_training(shape: Shape, parameters: dict[str, Tensor], steps: int = JAX_S
         return (losses[-1],)
 
     return call
-
-
-def numpy_given(case: Case) -> Results:
-    """numpy, its products by BLAS: the query's row with gradients by hand; predictions and Gram matrices."""
-    op = case.shape.op
-    if case.shape.R is not None or op not in BY_HAND:
-        raise ValueError("has no natural form: gradients of trials and stacks by hand are what autograd is for")
-    values = [x.detach().numpy() for x in case.arguments]
-    if op == "prompt_loss":
-        return partial(_layer_by_hand, *values)
-    form = next(iter(forms.SHARED[op].values()))
-    return lambda: (form(*values),)
-
-
-def _layer_by_hand(z: Array, q: Array, y: Array, task: Array, p: Array, W: Array, v: Array) -> tuple[Array, ...]:
-    """Loss () and gradients: dp = r [(p.v) a + (p.a) v], dW = r q c', dv_k = r e, added over the sequences of k."""
-    Z = np.concatenate([p[task], z], 1)
-    prompts, a, head = p.shape[1], q @ W, v[task]
-    scores, values = (Z @ vector[..., None] for vector in (a, head))
-    residual = (scores * values).sum((1, 2)) - y
-    r = 2 * residual / len(y)
-    c, e = ((Z.swapaxes(1, 2) @ weights)[..., 0] for weights in (values, scores))
-    dW = q.T @ (r[:, None] * c)
-    dp = values[:, :prompts] * a[:, None] + scores[:, :prompts] * head[:, None]
-    of_task = np.equal.outer(np.arange(len(v)), task).astype(z.dtype) * r  # (K, B)
-    return np.mean(residual * residual), np.tensordot(of_task, dp, 1), dW, of_task @ e
