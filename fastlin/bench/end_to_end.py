@@ -28,7 +28,7 @@ from fastlin.training.loop import Loop
 
 FIGURE = "2d"
 TRIALS, STEPS, BATCH = 50, 20_000, 8192
-PEERS = ("eager", "vmap-gram", "compile", "compile-gram", "jax-gram")
+PEERS = ("eager", "vmap-gram", "compile-gram", "jax-gram")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: lis
 
 def _peer(shape: Shape, label: str) -> Stretch:
     """A peer's stretch, when its mean loss is that of the op: one trial for a form without trials, else all."""
-    alone = label in ("eager", "compile")
+    alone = label == "eager"
     problem = Problem(replace(shape, R=None) if alone else shape, torch.float32)
     step: Any = problem.build(label)
     if label.startswith("jax"):

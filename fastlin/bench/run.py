@@ -40,8 +40,8 @@ class Effort:
         Of the training.
     """
 
-    table: float = 0.5
-    scaling: float = 0.2
+    table: float = 0.4
+    scaling: float = 0.15
     scores: int = checks.AFFORDABLE_SCORES // 6
     repeats: int = 5
     training: int | None = 200

@@ -111,6 +111,7 @@ def _speedup(cases: list[dict[str, Any]], about: str) -> Figure:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("time over fastlin's (1 is as fast)")
     axes.grid(axis="x", alpha=0.25)
+    axes.set_axisbelow(True)
     shape = cases[0]["shape"]
     figure.suptitle(f"Speed-up of fastlin, B = {shape['B']}, m = {shape['m']}\n{about}", fontsize=9, parse_math=False)
     return figure
