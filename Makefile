@@ -8,7 +8,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
 reproduce test gpu-check: export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test bench gpu-check lint format clean
+.PHONY: reproduce test bench bench-readme gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
@@ -18,6 +18,12 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu
+
+# Measures anew what README.md says of speed, and writes it there: the record, the tables and the pictures.
+bench-readme: $(INSTALLED)
+	$(BIN)/pip install -q -c constraints.txt jax
+	$(BIN)/fastlin bench --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.readme
 
 # On a machine with a GPU: all tests on it, then the table of the GPU; one report in runs/gpu-check.
 gpu-check: $(INSTALLED)
