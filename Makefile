@@ -9,7 +9,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
 reproduce test gpu-check: export OMP_WAIT_POLICY := passive
 
-.PHONY: reproduce test next-triton bench docs wheel gpu-check lint format clean
+.PHONY: reproduce test next-triton bench bench-readme docs wheel gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
@@ -38,6 +38,12 @@ wheel: $(INSTALLED)
 	$(BIN)/python -m build --outdir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
+
+# Measures anew what README.md says of speed, and writes it there: the record, the tables and the pictures.
+bench-readme: $(INSTALLED)
+	$(BIN)/pip install -q -c constraints.txt jax
+	$(BIN)/fastlin bench --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.readme
 
 # On a machine with a GPU: all tests on it, then the table of the GPU; one report in runs/gpu-check.
 gpu-check: $(INSTALLED)

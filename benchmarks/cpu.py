@@ -11,14 +11,15 @@ from pathlib import Path
 import torch
 
 import fastlin as fl
-from benchmarks import machine, report
-from benchmarks.cases import Shape
-from benchmarks.progress import one_line
+from benchmarks import report
 from benchmarks.rows import Entrant, Race, Ratio, Result, Row, Session, Within, Workspace
 from benchmarks.sampled import Normals, SampledRace
 from benchmarks.sweep import Sweep
-from benchmarks.timing import ColdCache
 from benchmarks.training import Cell
+from fastlin.bench import machine
+from fastlin.bench.cases import Shape
+from fastlin.bench.progress import one_line
+from fastlin.bench.timing import ColdCache
 
 WIDTHS = (
     *(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 21, 22, 24, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),

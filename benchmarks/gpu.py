@@ -21,11 +21,13 @@ import torch
 
 import fastlin as fl
 from benchmarks import gpu_machine, report
-from benchmarks.cases import Shape
 from benchmarks.gpu_machine import GpuLimits
-from benchmarks.progress import one_line
-from benchmarks.rows import Entrant, Race, Result, Session, in_units, useful_multiply_adds
+from benchmarks.rows import Entrant, Race, Result, Session
 from benchmarks.sampled import SampledRace
+from fastlin.bench import work
+from fastlin.bench.cases import Shape
+from fastlin.bench.progress import one_line
+from fastlin.bench.timing import in_units
 
 STATES = ("cold", "warm")
 CALLS_IN_A_ROW = 20
@@ -119,16 +121,11 @@ def run(rows: Iterable[Sized], session: Session, cold: gpu_machine.ColdL2) -> li
     return found
 
 
-def bytes_read(shape: Shape) -> int:
-    """Bytes of the data that a call must read once: z, q and y in float32, task; none where the op draws them."""
-    return 0 if shape.op.startswith("sampled") else shape.B * (4 * (shape.n * shape.m + shape.m + 1) + 8)
-
-
 def lines(measured: Measured, limits: GpuLimits) -> list[dict[str, Any]]:
     """What the table says about each contender; None where something was not measured."""
     cold, warm = (measured.states[state] for state in STATES)
     shape = measured.shape
-    read, work = bytes_read(shape), 2 * useful_multiply_adds(shape)
+    read, flops = work.bytes_moved(shape), 2 * work.multiply_adds(shape)
     labels = dict.fromkeys((*cold.timings, *warm.timings, *cold.failures))
     of_op = cold.timings.get("op")
     table = []
@@ -144,7 +141,7 @@ def lines(measured: Measured, limits: GpuLimits) -> list[dict[str, Any]]:
                 "spread": cold.timings[label].spread if label in cold.timings else None,
                 "GB/s": read / seconds / 1e9 if read and seconds else None,
                 "of bandwidth": read / seconds / limits.bandwidth if read and seconds else None,
-                "of FMA peak": work / seconds / limits.flops if seconds and does_all else None,
+                "of FMA peak": flops / seconds / limits.flops if seconds and does_all else None,
                 "over op": seconds / of_op.median if seconds and of_op else None,
                 "error": max(errors.values(), default=None),
                 "failure": cold.failures.get(label) or warm.failures.get(label),
@@ -171,7 +168,7 @@ def head(machine: dict[str, Any], limits: GpuLimits) -> str:
         "CUDA events, medians of interleaved rounds; cold: L2 overwritten and the queue full before each call; "
         f"warm: {CALLS_IN_A_ROW} calls in a row, launches included",
         "timed after loss and gradients agreed with fl.reference in float64; error: the largest, of the largest entry",
-        "GB/s: z, q, y and task once; FMA: Gram matrices once, then the products of each trial",
+        "GB/s: z, q, y and task once; FMA: the least that is known to do, per trial or by Gram matrices",
     ]
     return "".join(f"- {item}\n" for item in items)
 

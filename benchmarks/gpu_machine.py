@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import fastlin as fl
-from benchmarks.machine import Limits
+from fastlin.bench.machine import Limits
 
 QUEUE_SECONDS = 2e-3
 """What is in the queue before a timed call, so that its launches, 0.5 ms of eager's, come before the GPU wants them."""

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import Limits
-from benchmarks.rows import Result, in_units
+from benchmarks.rows import Result
 from fastlin._files import replacing
+from fastlin.bench.machine import Limits
+from fastlin.bench.timing import in_units
 
 
 def head(machine: dict[str, Any], limits: Limits, settings: dict[str, Any]) -> str:

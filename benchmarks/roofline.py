@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import report, sass
-from benchmarks.cases import Shape
-from benchmarks.gpu import bytes_read
-from benchmarks.rows import in_units
 from csrc.cuda import nvcc
+from fastlin.bench.cases import Shape
+from fastlin.bench.timing import in_units
+from fastlin.bench.work import bytes_moved
 
 SOURCES = Path(nvcc.__file__).parents[1]
 
@@ -293,9 +293,9 @@ def tables(kernels: Mapping[str, Mapping[str, list[sass.Loop]]], gpus: Sequence[
                 largest = max(by_site, key=lambda work: sum(by_site[work].values()))
                 share = sum(by_site[largest].values()) / sum(total.values())
                 kinds = [f"{total[kind]:,.0f}" for kind in sass.KINDS]
-                read = bytes_read(case.shape) // case.shape.B
+                read = bytes_moved(case.shape) // case.shape.B
                 counted.append([case.name, f"{read:,}", *kinds, f"{largest} ({share:.0%})"])
-            seconds = gpu.seconds(total, bytes_read(case.shape) / case.shape.B)
+            seconds = gpu.seconds(total, bytes_moved(case.shape) / case.shape.B)
             worst = max(seconds, key=lambda unit: seconds[unit])
             cells += [in_units(batch * seconds[worst]), worst, f"{seconds['DRAM'] / seconds[worst]:.0%}"]
         timed.append(cells)

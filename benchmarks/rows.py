@@ -12,10 +12,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from benchmarks import cases, checks, peers, sampled_peers, workspace
-from benchmarks.cases import Case, Loss, Shape
-from benchmarks.machine import Limits
-from benchmarks.timing import Contender, Stopwatch, Timing, interleave
+from fastlin.bench import cases, checks, peers
+from fastlin.bench.cases import Case, Loss, Shape
+from fastlin.bench.machine import Limits
+from fastlin.bench.probe import Probe
+from fastlin.bench.timing import Contender, Stopwatch, Timing, in_units, interleave, show
+from fastlin.bench.work import multiply_adds
 
 Verdict = Literal["ok", "misses", "not measured", "no bar"]
 
@@ -117,9 +119,9 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
     "query row, one product": lambda op, backend: peers.query_row_one_product,
     "compiled query row": lambda op, backend: peers.compiled_query_row(),
     "graphed query row": lambda op, backend: peers.compiled(peers.query_row, "reduce-overhead"),
-    "linear stack": lambda op, backend: sampled_peers.linear_stack_on_tokens,
-    "compiled linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, None),
-    "graphed linear stack": lambda op, backend: peers.compiled(sampled_peers.linear_stack_on_tokens, "reduce-overhead"),
+    "linear stack": lambda op, backend: peers.linear_stack,
+    "compiled linear stack": lambda op, backend: peers.compiled(peers.linear_stack, None),
+    "graphed linear stack": lambda op, backend: peers.compiled(peers.linear_stack, "reduce-overhead"),
 }
 """Losses of the contenders, given the op's name and the backend under test. "read", z.sum(), is the one without."""
 
@@ -189,21 +191,11 @@ class Within:
         timing = result.timings[self.entrant]
         measured = show(timing)
         if self.peak is not None:
-            share = 2 * useful_multiply_adds(shape) / timing.median / limits.flops
+            share = 2 * multiply_adds(shape) / timing.median / limits.flops
             measured += f", {100 * share:.0f} % of the measured peak"
         if limit is None:
             return Line(work, f"{measured} ({self.entrant})", bar, "no bar", timing.median)
         return Line(work, measured, bar, "ok" if timing.median <= limit else "misses", timing.median, limit)
-
-
-def useful_multiply_adds(shape: Shape) -> int:
-    """Multiply-adds of R trials on one batch: half of each Gram matrix once, then W'q, G v, G a and dW per trial.
-
-    A layer of a stack but the last one has 10 products of m x m matrices, forward and reverse.
-    """
-    m = shape.m
-    layers = shape.L - 1 if "stack" in shape.op else 0
-    return shape.B * (shape.n * m * (m + 1) // 2 + (4 + 10 * layers * m) * m * m * (shape.R or 1))
 
 
 @dataclass(frozen=True)
@@ -306,7 +298,7 @@ def race(
 def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     case = case if entrant.dtype == case.dtype else case.to(entrant.dtype)
     if entrant.kind == "read":
-        return case.data[0].sum
+        return case.data["z"].sum
     if entrant.kind == "call":
         return partial(LOSSES["op"](case.shape.op, backend), *case.arguments)
     if entrant.kind == "autograd":
@@ -340,7 +332,8 @@ class Workspace:
         work = f"workspace of {shape.op}, B = {shape.B:,}, n = {shape.n}"
         bar = f"<= {self.limit / 1e6:g} MB beyond inputs and outputs"
         try:
-            found = workspace.measure(shape, session.backend, session.threads)
+            with Probe() as probe:
+                found = probe.measure(shape, f"fastlin:{session.backend}", "float32", session.threads)["memory"]
         except RuntimeError as error:
             result.failures["op"] = str(error)
             result.lines = [Line(work, str(error), bar, "not measured")]
@@ -362,16 +355,3 @@ def failed(work: str, bar: str, label: str, why: str) -> Line:
     """A peer that cannot run leaves the op unmeasured; an op that cannot run has missed its bar."""
     verdict: Verdict = "misses" if label.split(", ")[0] == "op" and bar else "not measured"
     return Line(work, f"{label}: {why}", bar, verdict)
-
-
-def in_units(seconds: float) -> str:
-    """A time with three digits."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{1e6 * seconds:.3g} µs"
-
-
-def show(timing: Timing) -> str:
-    """Median and interquartile spread."""
-    return f"{in_units(timing.median)} (±{100 * timing.spread:.0f} %)"

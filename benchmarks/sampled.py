@@ -17,25 +17,20 @@ import torch
 from torch import Tensor
 
 import fastlin as fl
-from benchmarks import cases, sampled_peers
-from benchmarks.cases import Shape
-from benchmarks.checks import WrongResultError
 from benchmarks.rows import Line, Ratio, Result, Session, Verdict, Within
-from benchmarks.sampled_peers import Step
-from benchmarks.timing import Contender, interleave
 from fastlin import _extension
+from fastlin.bench import jax_peers, peers, sampled_peers
+from fastlin.bench.cases import Shape, parameters_of
+from fastlin.bench.checks import WrongResultError
+from fastlin.bench.sampled_peers import agree, check_op, mean_loss
+from fastlin.bench.timing import Contender, interleave
 
-JAX_STEPS = 4
-CHECKS = 10
-ALLOWED_ERRORS = 8.0
-"""Standard errors by which the mean losses of `CHECKS` calls may differ: t with 18 degrees of freedom, once in 10^6."""
-
-PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Step], int]] = {
+PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Callable[[], Any]], int]] = {
     "eager": (sampled_peers.eager, 1),
     "compiled": (partial(sampled_peers.eager, compiled=True), 1),
     "graphed": (partial(sampled_peers.eager, compiled=True, mode="reduce-overhead"), 1),
-    "eager, linear": (partial(sampled_peers.eager, model=sampled_peers.linear_stack_on_tokens), 1),
-    "JAX": (partial(sampled_peers.jax_gram, steps=JAX_STEPS), JAX_STEPS),
+    "eager, linear": (partial(sampled_peers.eager, model=peers.linear_stack), 1),
+    "JAX": (jax_peers.drawn, jax_peers.STEPS),
 }
 """Peers by name, with the steps of one call."""
 
@@ -82,7 +77,7 @@ class SampledRace:
                     shape, backend = replace(self.shapes[label], B=session.batch), self.backends.get(label)
                     backend = backend or session.backend
                     result.errors[label] = check_op(shape, backend, session.device)
-                    call = sampled_peers.op(shape, parameters(shape, session.device), backend)
+                    call = sampled_peers.op(shape, parameters_of(shape, session.device), backend)
                     mean_of_op = mean_of_op or mean_loss(call, shape.R or 1)
                 else:
                     call = self._peer(label, first, mean_of_op, session.device)
@@ -107,9 +102,9 @@ class SampledRace:
         result.lines = [bar.line(self.work, result, first, session.limits) for bar in self.bars]
         return result
 
-    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None, device: str) -> Step:
+    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None, device: str) -> Callable[[], Any]:
         """A peer's step, when its mean loss is the op's; one that runs trials one by one has the first trial."""
-        values, make = parameters(shape, device), PEERS[label][0]
+        values, make = parameters_of(shape, device), PEERS[label][0]
         if self.peers[label] and shape.R is not None:
             return make(replace(shape, R=None), {name: x[0].detach().requires_grad_() for name, x in values.items()})
         torch.manual_seed(0)
@@ -117,54 +112,6 @@ class SampledRace:
         if mean_of_op is not None:
             agree(mean_loss(step, shape.R or 1), mean_of_op)
         return step
-
-
-def parameters(shape: Shape, device: str = "cpu") -> dict[str, Tensor]:
-    """Parameters of the same size as in the other rows; the data of a case are not used."""
-    op = "stack_loss" if shape.op == "sampled_stack_loss" else "prompt_loss"
-    return cases.make(replace(shape, op=op, B=1), device=device).parameters
-
-
-def check_op(shape: Shape, backend: str, device: str = "cpu") -> dict[str, float]:
-    """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws.
-
-    Raises
-    ------
-    WrongResultError
-        When it is above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
-    """
-    mix, leaves = sampled_peers.source(shape), list(parameters(shape, device).values())
-    truth_op = fl.gram_stack_loss if shape.op == "sampled_stack_loss" else fl.gram_loss
-    place: dict[str, Any] = {"seed": 1, "step": 5}
-    loss, _ = getattr(fl, shape.op)(mix, shape.n, shape.B, *leaves, **place, backend=backend)
-    found = (loss, *torch.autograd.grad(loss.sum(), leaves))
-    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    data = mix.sample_gram(shape.B, shape.n, **place, dtype=torch.float64, device=device)
-    true_loss, _ = truth_op(*data, *doubles, backend="eager")
-    truth = (true_loss, *torch.autograd.grad(true_loss.sum(), doubles))
-    names = ("loss", *(f"gradient {i}" for i in range(len(leaves))))
-    errors = {
-        name: float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
-        for name, a, b in zip(names, found, truth, strict=True)
-    }
-    wrong = {name: error for name, error in errors.items() if not error < 1e-3}
-    if wrong:
-        raise WrongResultError(f"relative errors {wrong}")
-    return errors
-
-
-def mean_loss(call: Step, trials: int) -> tuple[float, float]:
-    """Mean loss of a trial over `CHECKS` calls, and its standard error."""
-    losses = [float(call()[0]) / trials for _ in range(CHECKS)]
-    return statistics.fmean(losses), statistics.stdev(losses) / CHECKS**0.5
-
-
-def agree(found: tuple[float, float], expected: tuple[float, float]) -> None:
-    """Raise WrongResultError unless two mean losses agree."""
-    error = (found[1] ** 2 + expected[1] ** 2) ** 0.5
-    if not abs(found[0] - expected[0]) <= ALLOWED_ERRORS * error:
-        means = f"mean loss {found[0]:.5g}, the op's is {expected[0]:.5g}"
-        raise WrongResultError(f"{means}; standard error {error:.1g}")
 
 
 @dataclass(frozen=True)

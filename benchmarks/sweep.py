@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import checks, trend
-from benchmarks.cases import Shape
+from benchmarks import trend
 from benchmarks.rows import Entrant, Line, Result, Session, Verdict, failed, race
+from fastlin.bench import checks
+from fastlin.bench.cases import Shape
 
 
 @dataclass(frozen=True)

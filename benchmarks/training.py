@@ -6,24 +6,14 @@ schedules. Peers train one trial: they would run the cell's trials one after the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-from torch import Tensor
-
-import fastlin as fl
-from benchmarks import peers, sampled_peers
-from benchmarks.cases import Shape
-from benchmarks.checks import WrongResultError
-from benchmarks.rows import Line, Ratio, Result, Session, in_units
-from benchmarks.sampled_peers import Step
-from benchmarks.timing import Contender, interleave
-from fastlin.experiments.plan import Plan
-from fastlin.training.loop import Loop
-
-Parameters = dict[str, Tensor]
+from benchmarks.rows import Line, Ratio, Result, Session
+from fastlin.bench import end_to_end, peers, sampled_peers
+from fastlin.bench.cases import Loss, Shape, parameters_of
+from fastlin.bench.checks import WrongResultError
+from fastlin.bench.contenders import Call
+from fastlin.bench.timing import Contender, in_units, interleave
 
 
 @dataclass(frozen=True)
@@ -60,17 +50,15 @@ class Cell:
         session.progress(f"{self.name}: checks")
         stretch = 4 if session.quick else self.steps // self.records
         shape = Shape("sampled_loss", B=session.batch, n=self.n, R=self.trials)
-        mix = sampled_peers.source(shape)
-        plan = self._plan(mix, session, stretch)
-        one = replace(shape, R=None)
+        plan = end_to_end.plan(shape, stretch, session.backend)
         contenders = [
-            Contender("op, loop", lambda: self._loop(plan)),
-            Contender("op, kernel and optimiser", _bare(plan, stretch)),
-            Contender("eager query row", _peer(one, sampled_peers.tokens, peers.query_row), every=3),
-            Contender("authors' form", _peer(one, sampled_peers.tokens, peers.literal("prompt_loss")), every=3),
+            Contender("op, loop", lambda: end_to_end.loop(plan)),
+            Contender("op, kernel and optimiser", end_to_end.bare(plan, stretch)),
+            Contender("eager query row", _peer(shape, peers.query_row), every=3),
+            Contender("authors' form", _peer(shape, peers.literal("prompt_loss")), every=3),
         ]
         try:
-            _check(plan, self._loop(plan), stretch)
+            end_to_end.check_loop(plan, end_to_end.loop(plan), stretch)
         except WrongResultError as error:
             result.failures["op, loop"], result.wrong = str(error), True
             return result
@@ -87,31 +75,6 @@ class Cell:
         session.limits.again(1 if session.quick else 7)
         result.lines = self._lines(result, shape, session, stretch)
         return result
-
-    def _plan(self, mix: fl.TaskMixture, session: Session, steps: int) -> Plan:
-        return Plan.of(
-            mix,
-            "joint",
-            self.n,
-            target=None,
-            model="full",
-            layers=1,
-            attention_heads=1,
-            prompt_tokens=1,
-            trials=self.trials,
-            seed=0,
-            records=1,
-            preset="paper",
-            values={"steps": steps, "batch": session.batch, "start_attention": 0.01, "start_heads": 0.01},
-            dtype=torch.float32,
-            device="cpu",
-            backend=session.backend,
-        )
-
-    def _loop(self, plan: Plan) -> Loop:
-        loop = Loop(plan.job(progress=False))
-        loop.run()
-        return loop
 
     def _lines(self, result: Result, shape: Shape, session: Session, stretch: int) -> list[Line]:
         work = f"a cell: {self.trials} trials, {self.steps:,} steps of {session.batch}, n = {self.n}"
@@ -130,64 +93,8 @@ class Cell:
         return lines
 
 
-def _bare(plan: Plan, steps: int) -> Callable[[], Any]:
-    """The cell's kernel calls, gradients and fused Adam on the ops' own parameters, in the shortest loop."""
-    with torch.no_grad():
-        forms = {name: form.clone() for name, form in plan.model().forms().items() if form is not None}
-    mix: Any = plan.sources["mix"]
-
-    def call() -> None:
-        leaves = [form.clone().requires_grad_() for form in forms.values()]
-        optimiser = torch.optim.Adam(leaves, lr=plan.protocol.lr, fused=True)
-        for step in range(steps):
-            loss, _ = fl.sampled_loss(
-                mix, plan.n, plan.protocol.batch, *leaves, seed=plan.seed, step=step, backend=plan.backend
-            )
-            optimiser.zero_grad()
-            torch.autograd.backward(loss.sum())
-            optimiser.step()
-
-    return call
-
-
-def _peer(shape: Shape, draw: Callable[..., Any], loss: Callable[..., Any]) -> Step:
-    """A training step of one trial: tokens, loss, gradients, Adam."""
-    means = sampled_peers.source(shape).means.to(torch.float32)
-    leaves = [0.01 * torch.randn(size) for size in ((shape.K, 1, shape.m), (shape.m, shape.m), (shape.K, shape.m))]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    optimiser = torch.optim.Adam(leaves, lr=1e-3)
-
-    def call() -> tuple[Tensor, ...]:
-        value = loss(*draw(shape, means), *leaves)
-        value = value[0] if isinstance(value, tuple) else value
-        optimiser.zero_grad()
-        torch.autograd.backward(value)
-        optimiser.step()
-        return (value.detach(),)
-
-    return call
-
-
-def _check(plan: Plan, loop: Loop, steps: int) -> None:
-    """The loop's parameters are those of plain torch on the ops, to float32's rounding over a stretch."""
-    with torch.no_grad():
-        leaves = [raw.clone() for raw in plan.model().parameters()]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    optimiser = torch.optim.Adam(leaves, lr=plan.protocol.lr)
-    mix: Any = plan.sources["mix"]
-    W, v, p = leaves
-    for step in range(steps):
-        heads = v[:, None].expand(-1, mix.K, -1)
-        loss, _ = fl.sampled_loss(
-            mix, plan.n, plan.protocol.batch, p, W, heads, seed=plan.seed, step=step, backend=plan.backend
-        )
-        optimiser.zero_grad()
-        torch.autograd.backward(loss.sum())
-        optimiser.step()
-    for name, leaf in zip(("W", "v", "p"), leaves, strict=True):
-        found = getattr(loop.job.model, name)
-        error = float((found - leaf).detach().abs().max() / leaf.detach().abs().max())
-        if not error < 1e-3:
-            raise WrongResultError(f"{name} differs from plain torch by {error:.2g}")
+def _peer(shape: Shape, loss: Loss) -> Call:
+    """A training step of one trial."""
+    one = replace(shape, R=None)
+    leaves = parameters_of(one)
+    return end_to_end.training_step(sampled_peers.eager(one, leaves, model=loss), [*leaves.values()])

@@ -14,6 +14,7 @@ from typing import Any
 from fastlin import _info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
+from fastlin.bench import command as bench
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,20 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form.add_argument("--csv", action="store_true", help="print CSV in place of the table")
     command.set_defaults(run=_theory)
 
+    bench.add(commands)
+
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        status: int = options.run(options) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has had enough; nothing is left to tell, not even by Python when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OSError, ValueError, TypeError, BackendError, ModuleNotFoundError) as error:
         print(f"fastlin: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("fastlin: stopped", file=sys.stderr)
         return 130
-    return 0
+    return status
 
 
 def _show_info(options: argparse.Namespace) -> None:

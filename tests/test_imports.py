@@ -39,8 +39,9 @@ ALLOWED = {
         "theory",
         "training",
     },
+    "bench": {"_extension", "_files", "_info", "data", "experiments", "ops", "plots", "reference", "training"},
     "__main__": {"cli"},
-    "cli": {"_info", "_version", "backends", "experiments", "plots", "training"},
+    "cli": {"_info", "_version", "backends", "bench", "experiments", "plots", "training"},
 }
 
 

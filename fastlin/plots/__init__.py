@@ -1,6 +1,7 @@
 """Pictures of what runs have left on disk."""
 
 from fastlin.plots.axes import axes_figure
+from fastlin.plots.bench import bench, bench_figures
 from fastlin.plots.claims import claims, claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
@@ -9,6 +10,8 @@ from fastlin.plots.style import check_installed
 
 __all__ = [
     "axes_figure",
+    "bench",
+    "bench_figures",
     "check_installed",
     "claims",
     "claims_figure",

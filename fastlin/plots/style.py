@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlin._files import replacing
 
@@ -58,14 +58,14 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a picture as PNG, PDF and SVG."""
+def save(figure: Figure, folder: Path, name: str, metadata: dict[str, Any] | None = None) -> list[Path]:
+    """Write a picture as PNG, PDF and SVG; or with metadata by suffix, in the formats that it names."""
     import matplotlib
 
     paths = []
-    for suffix, metadata in _METADATA.items():
+    for suffix, about in (metadata or _METADATA).items():
         path = folder / f"{name}.{suffix}"
         with matplotlib.rc_context({"svg.hashsalt": "fastlin", "pdf.fonttype": 42}), replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200, metadata=metadata)
+            figure.savefig(temporary, dpi=200, metadata=about)
         paths.append(path)
     return paths

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_check, gpu_machine, rows
-from benchmarks.cases import Shape
+from benchmarks import gpu, gpu_check, gpu_machine
 from benchmarks.gpu_check import Outcome
 from benchmarks.rows import Entrant, Race, Result, Session
-from benchmarks.timing import Timing
+from fastlin.bench import work
+from fastlin.bench.cases import Shape
+from fastlin.bench.timing import Timing
 
 LIMITS = gpu_machine.GpuLimits(1, 10e12, "clock x FMA units", 2e12, "memory clock x bus width", 8e12, 1.8e12)
 MACHINE = {
@@ -91,8 +92,8 @@ def test_rows_are_run_cold_and_warm_and_written(monkeypatch):
 def test_the_table_says_what_share_of_the_peaks_was_reached():
     op, eager, read, failed = gpu.lines(measured(), LIMITS)
     shape = Shape(B=1 << 20)
-    assert op["of bandwidth"] == pytest.approx(gpu.bytes_read(shape) / 2e-3 / 2e12)
-    assert op["of FMA peak"] == pytest.approx(2 * rows.useful_multiply_adds(shape) / 2e-3 / 10e12)
+    assert op["of bandwidth"] == pytest.approx(work.bytes_moved(shape) / 2e-3 / 2e12)
+    assert op["of FMA peak"] == pytest.approx(2 * work.multiply_adds(shape) / 2e-3 / 10e12)
     assert eager["over op"] == 4.0
     assert read["of FMA peak"] is None
     text = gpu.tables([measured()], LIMITS)
@@ -100,7 +101,7 @@ def test_the_table_says_what_share_of_the_peaks_was_reached():
     assert "| query row | 8 ms (±0 %) | 8 ms | 296 | 15% |" in text
     assert "| graphed query row | RuntimeError: no graph |" in text
     assert failed["contender"] == "graphed query row"
-    assert gpu.bytes_read(Shape("sampled_loss")) == 0
+    assert work.bytes_moved(Shape("sampled_loss")) == 0
 
 
 def test_the_report_says_what_failed():

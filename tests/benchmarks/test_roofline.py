@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from benchmarks import roofline, sass
-from benchmarks.cases import Shape
 from benchmarks.roofline import Site
+from fastlin.bench.cases import Shape
 
 SASS = """
 //--------------------- .text._Z6kernelv --------------------------

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fastlin as fl
-from benchmarks import cases, peers, sampled, sampled_peers
-from benchmarks.cases import Shape
-from benchmarks.checks import WrongResultError
+from fastlin.bench import cases, forms, jax_peers, peers, sampled_peers
+from fastlin.bench.cases import Shape, parameters_of
+from fastlin.bench.checks import WrongResultError
+from fastlin.ops import sampled
 
 LAYER = Shape("sampled_loss", B=2000, n=6, m=5)
 STACK = Shape("sampled_stack_loss", B=2000, n=6, m=5, L=3)
 
 
-@pytest.mark.parametrize("model", [sampled_peers.stack_on_tokens, sampled_peers.linear_stack_on_tokens])
+@pytest.mark.parametrize("model", [forms.squared(forms.attention_stack), peers.linear_stack])
 def test_stacks_on_tokens_agree_with_the_reference(model):
     case = cases.make(Shape("stack_loss", B=30, n=6, m=5, L=3)).to(torch.float64)
     for found, expected in zip(case.step(model)(), case.step(peers.literal("stack_loss"))(), strict=True):
@@ -24,25 +24,25 @@ def test_stacks_on_tokens_agree_with_the_reference(model):
 @pytest.mark.parametrize("shape", [LAYER, STACK])
 def test_the_tokens_of_eager_have_the_distribution_of_the_source(shape):
     """Mean losses agree; a mean that is 20 standard errors away does not."""
-    values = sampled.parameters(shape)
-    expected = sampled.mean_loss(sampled_peers.op(shape, values, "eager"), 1)
+    values = parameters_of(shape)
+    expected = sampled_peers.mean_loss(sampled_peers.op(shape, values, "eager"), 1)
     torch.manual_seed(0)
-    sampled.agree(sampled.mean_loss(sampled_peers.eager(shape, values), 1), expected)
+    sampled_peers.agree(sampled_peers.mean_loss(sampled_peers.eager(shape, values), 1), expected)
     with pytest.raises(WrongResultError, match=r"mean loss .*, the op's is .*; standard error"):
-        sampled.agree((expected[0] + 20 * expected[1], expected[1]), expected)
+        sampled_peers.agree((expected[0] + 20 * expected[1], expected[1]), expected)
 
 
 def test_a_wrong_op_is_found(monkeypatch):
-    assert set(sampled.check_op(LAYER, "eager")) == {"loss", "gradient 0", "gradient 1", "gradient 2"}
-    right = fl.sampled_loss
-    monkeypatch.setattr(fl, "sampled_loss", lambda *a, **k: [1.01 * x for x in right(*a, **k)])
+    assert set(sampled_peers.check_op(LAYER, "eager")) == {"loss", "gradient 0", "gradient 1", "gradient 2"}
+    right = sampled.sampled_loss
+    monkeypatch.setattr(sampled, "sampled_loss", lambda *a, **k: [1.01 * x for x in right(*a, **k)])
     with pytest.raises(WrongResultError, match="relative errors"):
-        sampled.check_op(LAYER, "eager")
+        sampled_peers.check_op(LAYER, "eager")
 
 
 def test_jax_agrees():
     pytest.importorskip("jax")
     shape = replace(LAYER, R=3)
-    values = sampled.parameters(shape)
-    expected = sampled.mean_loss(sampled_peers.op(shape, values, "eager"), 3)
-    sampled.agree(sampled.mean_loss(sampled_peers.jax_gram(shape, values, 2), 3), expected)
+    values = parameters_of(shape)
+    expected = sampled_peers.mean_loss(sampled_peers.op(shape, values, "eager"), 3)
+    sampled_peers.agree(sampled_peers.mean_loss(jax_peers.drawn(shape, values, 2), 3), expected)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import fastlin as fl
-from fastlin import _extension
+from fastlin import _extension, _info
 
 _LONG_ENOUGH = 0.05
 
@@ -29,17 +30,20 @@ class Limits:
     threads : int
         That the limits were measured with.
     flops : float
-        Floating-point operations a second of all threads, float32; a multiply-add is two.
+        Floating-point operations a second of all threads; a multiply-add is two.
     flops_source : str
         How that was measured.
     bandwidth : float
         Bytes a second that z.sum() reads from memory.
+    dtype : str
+        Of the operations.
     """
 
     threads: int
     flops: float
     flops_source: str
     bandwidth: float
+    dtype: str = "float32"
 
     @property
     def flops_per_core(self) -> float:
@@ -48,29 +52,29 @@ class Limits:
 
     def again(self, repeats: int) -> None:
         """Measure once more: a moment when others were at work must not pass for a slow machine."""
-        now = measure(self.threads, repeats)
+        now = measure(self.threads, repeats, self.dtype)
         self.flops, self.bandwidth = max(self.flops, now.flops), max(self.bandwidth, now.bandwidth)
 
 
-def measure(threads: int, repeats: int) -> Limits:
+def measure(threads: int, repeats: int, dtype: str = "float32") -> Limits:
     """Measure the limits, best of several; torch must already run on `threads` threads."""
     compiled = _extension.extension()
-    chains: Callable[[int, str], float] | None = getattr(compiled, "fma_chains", None)
+    chains: Callable[..., float] | None = getattr(compiled, "fma_chains", None)
     if chains is None:
-        flops, source = _product(repeats), "torch.mm of 1024 x 1024, as fastlin._C has no fma_chains"
+        flops, source = _product(repeats, dtype), "torch.mm of 1024 x 1024, as fastlin._C has no fma_chains"
     else:
-        flops, source = _fma_chains(chains, threads, repeats), "independent FMA chains"
+        flops, source = _fma_chains(partial(chains, dtype=dtype), threads, repeats), "independent FMA chains"
     x = torch.ones(1 << 26)
     bandwidth = x.nbytes / min(_seconds(x.sum) for _ in range(repeats + 1))
-    return Limits(threads, flops, source, bandwidth)
+    return Limits(threads, flops, source, bandwidth, dtype)
 
 
-def _fma_chains(chains: Callable[[int, str], float], threads: int, repeats: int) -> float:
+def _fma_chains(chains: Callable[[int], float], threads: int, repeats: int) -> float:
     """Operations a second of FMA chains on several Python threads at once; the chains release the GIL."""
     iterations = 1000
-    while _seconds(partial(chains, iterations, "float32")) < _LONG_ENOUGH:
+    while _seconds(partial(chains, iterations)) < _LONG_ENOUGH:
         iterations *= 2
-    return max(_together(partial(chains, iterations, "float32"), threads) for _ in range(repeats))
+    return max(_together(partial(chains, iterations), threads) for _ in range(repeats))
 
 
 def _together(work: Callable[[], float], threads: int) -> float:
@@ -93,8 +97,8 @@ def _together(work: Callable[[], float], threads: int) -> float:
     return sum(done for _, _, done in spans) / seconds
 
 
-def _product(repeats: int) -> float:
-    a, b = torch.ones(1024, 1024), torch.ones(1024, 1024)
+def _product(repeats: int, dtype: str) -> float:
+    a, b = torch.ones(2, 1024, 1024, dtype=getattr(torch, dtype))
     return 2.0 * 1024**3 / min(_seconds(lambda: a @ b) for _ in range(3 * repeats))
 
 
@@ -106,19 +110,24 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def describe(backend: str, threads: int) -> dict[str, Any]:
     """Machine, versions, and which of fastlin's backends is measured."""
-    info = fl.info()
+    info = _info.info()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cores(),
         "load": os.getloadavg()[0],
         "threads": threads,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-        "versions": info["versions"],
+        "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
         "backend": backend,
         "instruction_set": info["instruction_set"],
         "extension": info["extension"],
     }
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchmarks import peers
-from benchmarks.cases import Case, Shape
+from fastlin.bench import peers
+from fastlin.bench.cases import Case, Shape
 
 AFFORDABLE_SCORES = 3 * 8192 * 52**2
 """Attention scores of width 11 that the reference may form in a check: three layers at B = 8192, n = 50, in seconds."""
@@ -30,8 +30,7 @@ class WrongResultError(RuntimeError):
 
 def affordable_batch(shape: Shape, scores: int) -> int:
     """Number of sequences for which the reference forms that many scores."""
-    layers = shape.L if shape.op == "stack_loss" else 1
-    of_one = (shape.R or 1) * layers * (shape.n + shape.t + 1) ** 2 * max(shape.m / 11, 1.0)
+    of_one = (shape.R or 1) * shape.layers * (shape.n + shape.t + 1) ** 2 * max(shape.m / 11, 1.0)
     return max(int(scores / of_one), 1)
 
 
@@ -67,15 +66,14 @@ class Gate:
         return self._compare(name, found, allowed)
 
     def _compare(self, name: str, found: Sequence[Tensor], allowed: Sequence[float]) -> dict[str, float]:
-        names = ["loss", *(f"d{letter}" for letter in self.case.parameters)]
-        errors = dict(zip(names, self._errors(found), strict=True))
+        errors = dict(zip(self.case.results, self._errors(found), strict=True))
         for (tensor, error), limit in zip(errors.items(), allowed, strict=True):
             if not error <= limit:  # a NaN is not
                 raise WrongResultError(f"{name}: {tensor} is off by {error:.1e} of its largest; {limit:.1e} is allowed")
         return errors
 
     def _errors(self, found: Sequence[Tensor]) -> list[float]:
-        return [_relative_error(x, true) for x, true in zip(found, self.truth, strict=True)]
+        return [relative_error(x, true) for x, true in zip(found, self.truth, strict=True)]
 
     def _eager(self, dtype: torch.dtype) -> list[float]:
         if dtype not in self.errors_of_eager:
@@ -94,8 +92,9 @@ def _detached(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(x.detach() for x in results)
 
 
-def _relative_error(found: Tensor, true: Tensor) -> float:
+def relative_error(found: Tensor, true: Tensor) -> float:
+    """Largest difference over the largest true value; infinite for another shape."""
     if found.shape != true.shape:
         return float("inf")
-    found = found.detach().to(torch.float64)
+    found, true = found.detach().to(torch.float64), true.detach()
     return float((found - true).abs().max() / true.abs().max().clamp_min(torch.finfo(torch.float64).tiny))

@@ -6,10 +6,11 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,10 @@ Stopwatch = Callable[[Callable[[], object], int], float]
 
 FEWEST_ROUNDS = 5
 """Rounds that are run however long they take."""
+
+_SHORT = 5e-4  # seconds; calls that are shorter are timed several in a row
+_LONG = 0.1  # after which a call has no use for the state that the one before it left
+_FEWEST, _MOST = 3, 40  # runs of a contender in `timed`
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,52 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def timed(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
+    """Time contenders against each other, each for about that many seconds, between 3 and 40 times.
+
+    A contender of less than 0.1 s runs once, untimed, before it is timed: it finds its threads and the cache as it
+    leaves them itself.
+    """
+    if not calls:
+        return {}
+    contenders, runs = [], {}
+    for label, call in calls.items():
+        once = wall_clock(call, 1)
+        repeated = max(1, min(math.ceil(_SHORT / max(once, 1e-7)), 200)) if seconds else 1
+        runs[label] = min(max(int(seconds / (2 * repeated * once)), _FEWEST), _MOST)
+        contenders.append((label, call, repeated, call if once < _LONG else None))
+    rounds = max(runs.values())
+    return interleave(
+        [
+            Contender(label, call, every=max(1, rounds // runs[label]), calls=repeated, before=warm)
+            for label, call, repeated, warm in contenders
+        ],
+        rounds,
+        lambda: None,
+    )
+
+
+def summary(timing: Timing, steps: int) -> dict[str, Any]:
+    """Median, quartiles and all times of a step."""
+    first, third = timing.quartiles
+    return {
+        "median": timing.median / steps,
+        "quartiles": [first / steps, third / steps],
+        "spread": timing.spread,
+        "seconds": [value / steps for value in timing.seconds],
+    }
+
+
+def in_units(seconds: float) -> str:
+    """A time with three digits."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{1e6 * seconds:.3g} µs"
+
+
+def show(timing: Timing) -> str:
+    """Median and interquartile spread."""
+    return f"{in_units(timing.median)} (±{100 * timing.spread:.0f} %)"

@@ -1,4 +1,4 @@
-"""The op under test, and what a user would write instead of it."""
+"""The op under test, and the losses that a user would write instead of it, in torch."""
 
 from __future__ import annotations
 
@@ -9,47 +9,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fastlin as fl
-from benchmarks.cases import Loss
+from fastlin import reference
+from fastlin.bench import forms
+from fastlin.bench.cases import ARGUMENTS, SAMPLED, Loss
+from fastlin.ops import functional, sampled
+
+
+def public(name: str) -> Any:
+    """The op of that name."""
+    return getattr(sampled if name in SAMPLED else functional, name)
 
 
 def op(name: str, backend: str) -> Loss:
-    """The loss of the public op, served by the named backend."""
-    public: Any = getattr(fl, name)
+    """The loss of the public op, served by the named backend; of an op without loss, its result."""
+    call = public(name)
 
     def loss(*arguments: Tensor) -> Tensor:
-        value: Tensor = public(*arguments, backend=backend)[0]
-        return value
+        value: Tensor | tuple[Tensor, Tensor] = call(*arguments, backend=backend)
+        return value[0] if isinstance(value, tuple) else value
 
     return loss
 
 
 def literal(name: str) -> Loss:
-    """The loss of `fastlin.reference`: full attention over the concatenated sequence."""
-    oracle: Any = getattr(fl.reference, name)
+    """The loss of `fastlin.reference`: full attention over the concatenated sequence; or its result."""
+    oracle: Any = getattr(reference, name)
 
     def loss(*arguments: Tensor) -> Tensor:
-        value: Tensor = oracle(*arguments)[0]
-        return value
+        value: Tensor | tuple[Tensor, Tensor] = oracle(*arguments)
+        return value[0] if isinstance(value, tuple) else value
 
     return loss
 
 
-def query_row(z: Tensor, q: Tensor, y: Tensor, task: Tensor, p: Tensor, W: Tensor, v: Tensor) -> Tensor:
-    """`prompt_loss` as a researcher writes it who has seen that only the query's row of the attention is read."""
-    Z = torch.cat([p[task], z], 1)
-    scores = Z @ (q @ W).unsqueeze(-1)
-    values = Z @ v[task].unsqueeze(-1)
-    yhat = (scores * values).sum((1, 2))
-    return (yhat - y).square().mean()
+query_row: Loss = forms.squared(forms.query_row)
+query_row_one_product: Loss = forms.squared(forms.query_row_one_product)
+linear_stack: Loss = forms.squared(forms.linear_stack)
 
 
-def query_row_one_product(z: Tensor, q: Tensor, y: Tensor, task: Tensor, p: Tensor, W: Tensor, v: Tensor) -> Tensor:
-    """`query_row` with both vectors in one matrix product: the fastest eager form that was found."""
-    Z = torch.cat([p[task], z], 1)
-    scores, values = (Z @ torch.stack([q @ W, v[task]], -1)).unbind(-1)
-    yhat = (scores * values).sum(1)
-    return (yhat - y).square().mean()
+@functools.cache
+def of_form(name: str, form: str, trials: bool) -> Loss:
+    """A form of an op, as a loss where the op has one; with trials, torch.func.vmap over those of the parameters."""
+    call = forms.FORMS[name][form]
+    given = ARGUMENTS[SAMPLED.get(name, name)]
+    if "y" in given:
+        call = forms.squared(call)
+    if not trials:
+        return call
+    mapped: Loss = torch.func.vmap(call, in_dims=tuple(0 if name in "pWvACh" else None for name in given))
+    return mapped
 
 
 @functools.cache

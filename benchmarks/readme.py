@@ -1,0 +1,177 @@
+"""The README's performance section from the record that is committed. `python -m benchmarks.readme`.
+
+`make bench-readme` measures first. The record is `benchmarks/results/cpu.json`, of `fastlin bench`; what stands between
+the markers of README.md, and the pictures beside the record, are made from it and from nothing else. A picture carries
+the checksum of its record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import markdown
+from fastlin import plots
+from fastlin._files import replacing
+from fastlin.bench.compare import read
+from fastlin.bench.contenders import kind
+from fastlin.bench.suite import TABLE
+from fastlin.bench.table import long_time, of_part
+from fastlin.bench.timing import in_units
+from fastlin.plots.style import save
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+RECORD = ROOT / "benchmarks" / "results" / "cpu.json"
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+_PICTURES = {
+    "speedup": "Time of each form over fastlin's, by op",
+    "scaling": "Time against sequences, context length, features, layers, trials and threads",
+    "roofline": "Useful operations a second against operations a byte, under the machine's measured roofs",
+}
+_NAMES = {
+    "fastlin": "fastlin",
+    "eager": "eager, query row, a trial at a time",
+    "vmap-gram": "eager, Gram form, trials by vmap",
+    "compile-gram": "torch.compile, Gram form, trials by vmap",
+    "jax-gram": "JAX, Gram form: jit, vmap, scan",
+}
+
+
+def main() -> int:
+    """Write the section and draw the pictures."""
+    record = read(RECORD)
+    text = README.read_text()
+    with replacing(README) as temporary:
+        temporary.write_text(with_section(text, section(record)))
+    for name, figure in plots.bench_figures(record).items():
+        save(figure, RECORD.parent, name, {"png": {"Description": checksum(RECORD)}})
+    return 0
+
+
+def checksum(path: Path) -> str:
+    """Of a file, as its pictures carry it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def with_section(text: str, made: str) -> str:
+    """A text with what stands between the markers replaced.
+
+    Raises
+    ------
+    ValueError
+        Unless the text has each marker once, in order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in after:
+        raise ValueError(f"README.md: wants {BEGIN} and then {END}, each once")
+    return f"{before}{BEGIN}\n{made}{END}{after}"
+
+
+def section(record: dict[str, Any]) -> str:
+    """What stands between the markers."""
+    machine = record["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    limits = "; ".join(
+        f"{limit['dtype']}, threads = {limit['threads']}: {limit['flops'] / 1e9:.0f} GFLOP/s of FMA, "
+        f"reads {limit['bandwidth'] / 1e9:.1f} GB/s"
+        for limit in record["limits"]
+    )
+    pictures = "\n\n".join(
+        f"![{text}](benchmarks/results/{name}.png)" for name, text in _PICTURES.items() if _drawn(record, name)
+    )
+    return (
+        f"`{record['command']}` on {machine['cpu']} ({machine['instruction_set']}), {machine['cores']} cores, "
+        f"threads = {machine['threads']}, {record['date'][:10]}; {versions}. Measured limits: {limits}. Times of the "
+        "other columns are over fastlin's; float32, m = 11, K = 2, losses with the gradients of all parameters.\n\n"
+        f"{_table(record)}\n"
+        "Eager is the form one writes first: the query's row of the attention, or full attention in a stack; with "
+        "trials, the forms are under `torch.func.vmap`. torch.compile and JAX are the faster of their two forms. FMA "
+        "and read are the shares of the measured limits that the least work and traffic known for the op would need; "
+        "memory is the peak beyond inputs and outputs.\n\n"
+        f"{_training(record['training'])}{pictures}\n"
+    )
+
+
+def _drawn(record: dict[str, Any], name: str) -> bool:
+    return name != "scaling" or any(case["part"] != TABLE for case in record["cases"])
+
+
+def _table(record: dict[str, Any]) -> str:
+    """A line for each case."""
+    header = [
+        "op",
+        "sizes",
+        "fastlin",
+        "reference",
+        "eager",
+        "eager, Gram",
+        "torch.compile",
+        "JAX",
+        "FMA",
+        "read",
+        "memory",
+    ]
+    cells = []
+    for case in of_part(record, TABLE):
+        by_label = {entry["label"]: entry for entry in case["contenders"]}
+        ours = by_label.get("fastlin")
+        if ours is None:
+            continue
+        cells.append(
+            [
+                f"`{case['shape']['op']}`",
+                _sizes(case),
+                in_units(ours["median"]),
+                _times(by_label.get("reference")),
+                _times(by_label.get("eager") or by_label.get("vmap")),
+                _times(by_label.get("eager-gram") or by_label.get("vmap-gram")),
+                _times(_fastest(case, "compile")),
+                _times(_fastest(case, "jax")),
+                f"{ours['of_peak']:.0%}",
+                "" if ours["of_bandwidth"] is None else f"{ours['of_bandwidth']:.0%}",
+                "" if ours.get("memory") is None else f"{ours['memory'] / 1e6:.1f} MB",
+            ]
+        )
+    return markdown(header, cells)
+
+
+def _sizes(case: dict[str, Any]) -> str:
+    _, *words = case["name"].split()
+    hidden = ("m=11", "float32", f"threads={case['threads']}")
+    return ", ".join(word.replace("=", " = ") for word in words if word not in hidden)
+
+
+def _fastest(case: dict[str, Any], of_kind: str) -> dict[str, Any] | None:
+    found = [entry for entry in case["contenders"] if kind(entry["label"]) == of_kind]
+    return min(found, key=lambda entry: float(entry["median"]), default=None)
+
+
+def _times(entry: dict[str, Any] | None) -> str:
+    return "" if entry is None else f"{entry['times_fastlin']:.3g} ×"
+
+
+def _training(training: dict[str, Any] | None) -> str:
+    """A cell and a figure at the paper's scale."""
+    if training is None:
+        return ""
+    cells = [
+        [
+            _NAMES.get(entry["label"], entry["label"]),
+            f"{entry['steps']} × {entry['trials']} in {in_units(entry['median'] * entry['steps'])}",
+            long_time(entry["cell"]),
+            long_time(entry["figure"]),
+            _times(entry),
+        ]
+        for entry in training["contenders"]
+    ]
+    header = ["training", "timed: steps × trials", "one cell", f"figure {training['figure']}", "times"]
+    text = training["extrapolation"]
+    return f"{text[0].upper()}{text[1:]}:\n\n{markdown(header, cells)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The command `fastlin bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+PEERS = (
+    *("reference", "eager", "eager-gram", "vmap", "vmap-gram", "compile", "compile-gram", "jax", "jax-gram"),
+    "numpy",
+)
+_SIZES = {
+    "B": ("sequences", (8192,)),
+    "n": ("context lengths", (50,)),
+    "m": ("token widths", (11,)),
+    "K": ("tasks", (2,)),
+    "L": ("layers of a stack, 2 or more", (3,)),
+    "R": ("trials; 0 is no trial dimension", (0,)),
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser(
+        "bench",
+        help="what the ops cost, against what one would write instead and against the machine's limits",
+        description="Check the ops and their peers against the float64 reference, then time them in interleaved "
+        "rounds. Without a choice of ops or sizes: all ops at B = 8192, n = 50, m = 11, curves over every size and "
+        "over threads, and training at the paper's scale, in less than three minutes on two cores.",
+    )
+    command.add_argument("--ops", type=_words, metavar="OP,...", help="of the public ops, in place of the default run")
+    for name, (what, _) in _SIZES.items():
+        command.add_argument(f"--{name}", type=_numbers, metavar=f"{name},...", help=what)
+    command.add_argument("--dtypes", type=_words, metavar="D,...", help="float32, float64 (default: float32)")
+    command.add_argument("--threads", type=_numbers, metavar="T,...", help="(default: torch's)")
+    command.add_argument("--backends", type=_words, metavar="NAME,...", help="of fastlin (default: auto)")
+    command.add_argument(
+        "--peers",
+        type=_words,
+        metavar="PEER,...",
+        help=f"of {', '.join(PEERS)} (default: all that the op has)",
+    )
+    command.add_argument("--quick", action="store_true", help="few calls: to see that it runs, not to compare")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers of the table")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json, bench.csv and the pictures")
+    command.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="measure nothing: set B's ratios beside A's"
+    )
+    command.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of --compare: exit 1 when a ratio against eager drops by more (default: 0.2)",
+    )
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    return _compare(options) if options.compare else _measure(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from fastlin.bench import compare
+
+    if not 0 <= options.tolerance < 1:
+        raise ValueError(f"--tolerance: got {options.tolerance}, wants a share from 0 to 1")
+    found = compare.changes(*map(compare.read, options.compare))
+    sys.stdout.write(compare.as_text(found, options.tolerance))
+    return int(any(change.lost(options.tolerance) for change in found))
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from fastlin import plots
+    from fastlin._files import replacing
+    from fastlin.bench import run, table
+    from fastlin.bench.progress import one_line
+
+    for path in (options.json, options.csv):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{path}: its folder is not there")  # better now than after minutes of measuring
+    specs, effort = _plan(options)
+    command = shlex.join(["fastlin", *sys.argv[1:]])
+    show = one_line()
+    record = run.run(specs, effort, command=command, progress=show)
+    show("")
+    sys.stdout.write(table.as_text(record))
+    files = [(options.json, "json"), (options.csv, "csv")]
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        files += [(options.out / "bench.json", "json"), (options.out / "bench.csv", "csv")]
+    for path, form in files:
+        if path is not None:
+            text = json.dumps(record, indent=1, allow_nan=False) + "\n" if form == "json" else table.as_csv(record)
+            with replacing(path) as temporary:
+                temporary.write_text(text)
+    if options.out is not None:
+        print(*plots.bench(options.out), sep="\n", file=sys.stderr)
+    parts = [*record["cases"], *([record["training"]] if record["training"] else [])]
+    return int(any(part["wrong"] for part in parts))
+
+
+def _plan(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The cases, and how long they may take."""
+    from dataclasses import replace
+
+    import torch
+
+    from fastlin import _info
+    from fastlin.bench import run, suite
+    from fastlin.bench.cases import OPS
+    from fastlin.training.regimes import choice
+
+    effort = run.QUICK if options.quick else run.Effort()
+    sizes = {name: getattr(options, name) for name in _SIZES}
+    threads = options.threads or (torch.get_num_threads(),)
+    asked = [options.ops, options.dtypes, options.backends, options.peers, *sizes.values()]
+    if all(value is None for value in asked) and len(threads) == 1:
+        specs = suite.default(threads[0])
+        return [spec.small() for spec in specs] if options.quick else specs, effort
+    ops = [choice("--ops", op, OPS) for op in options.ops or ("prompt_loss",)]
+    dtypes = [choice("--dtypes", dtype, ("float32", "float64")) for dtype in options.dtypes or ("float32",)]
+    for peer in options.peers or ():
+        choice("--peers", peer, PEERS)
+    backends = options.backends or ("auto",)
+    there = _info.info()["backends"]
+    for backend in backends:
+        if backend != "auto" and not there[choice("--backends", backend, [*there, "auto"])]["available"]:
+            raise ValueError(f"--backends: {backend!r} cannot serve: {there[backend]['reason']}")
+    for name, (_, usual) in _SIZES.items():
+        sizes[name] = sizes[name] or usual
+        least = {"L": 2, "R": 0, "n": 0}.get(name, 1)
+        if min(sizes[name]) < least:
+            raise ValueError(f"--{name}: got {min(sizes[name])}, wants {least} or more")
+    if min(threads) < 1:
+        raise ValueError(f"--threads: got {min(threads)}, wants 1 or more")
+    sizes["R"] = tuple(R or None for R in sizes["R"])
+    specs = suite.chosen(ops, sizes, dtypes, threads, backends, options.peers)
+    return specs, replace(effort, training=None)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 1,2,5") from None

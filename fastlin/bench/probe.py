@@ -1,0 +1,133 @@
+"""First call and memory of a contender, measured in a process of its own.
+
+`Probe` starts a process that imports torch and fastlin and runs nothing. For each request it forks, and the fork, which
+has neither threads nor kernels nor anything compiled, makes the inputs, times its first call, and measures the second
+one: the highest resident size during the call, over the size before it and the outputs. Linux keeps that mark as VmHWM
+in /proc/self/status; writing 5 to /proc/self/clear_refs sets it back. (ru_maxrss cannot be set back, and a child
+inherits its parent's.)
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fastlin.bench.cases import Shape
+from fastlin.bench.contenders import Call, Problem
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Probe:
+    """A process that measures contenders, each in a fork of its own; what they compile is removed with it.
+
+    The folder of what torch.compile wrote can be used while the probe is there: what was compiled once is found in it.
+    """
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="fastlin-bench-", ignore_cleanup_errors=True)
+        self.cache = Path(self._folder.name)
+        environment = {
+            **os.environ,
+            # A fixed threshold: glibc would raise it as blocks are freed, and keep later ones resident for reuse.
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fastlin.bench.probe"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def measure(self, shape: Shape, label: str, dtype: str, threads: int) -> dict[str, Any]:
+        """Seconds of the `first_call`, and bytes of `memory` beyond inputs and outputs (None where Linux is not).
+
+        Raises
+        ------
+        RuntimeError
+            When the process fails; the message has its last words.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"shape": asdict(shape), "label": label, "dtype": dtype, "threads": threads}
+        line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
+        if "error" in answer:
+            raise RuntimeError(f"the measuring process failed: {answer['error']}")
+        return answer
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request, measured in this process."""
+    torch.set_num_threads(request["threads"])
+    problem = Problem(Shape(**request["shape"]), getattr(torch, request["dtype"]))
+    call = problem.build(request["label"])
+    start = time.perf_counter()
+    results = call()
+    first = time.perf_counter() - start
+    del results
+    gc.collect()
+    return {"first_call": first, "memory": growth(call)}
+
+
+def growth(call: Call) -> int | None:
+    """Bytes by which this process grows during a call, less its outputs; None where the system does not tell."""
+    try:
+        _CLEAR.write_text("5")
+        before = _status("VmRSS")
+    except OSError:
+        return None
+    outputs = sum(int(x.nbytes) for x in call())
+    return max(_status("VmHWM") - before - outputs, 0)
+
+
+def _status(field: str) -> int:
+    """Bytes that a field of /proc/self/status says."""
+    found = [line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
+    return 1024 * int(found[0].split()[1])
+
+
+def serve() -> None:
+    """Answer requests from stdin, one a line, on stdout, each in a fork."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a contender prints is not an answer
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                answer = measure(json.loads(line))
+            except BaseException as error:
+                answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            os.write(answers, (json.dumps(answer) + "\n").encode())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            os.write(answers, (json.dumps({"error": f"exit status {status}"}) + "\n").encode())
+
+
+if __name__ == "__main__":
+    serve()

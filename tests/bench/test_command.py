@@ -1,0 +1,215 @@
+"""`fastlin bench`: its record, table, CSV and pictures, its refusals, and the comparison of two records."""
+
+import copy
+import csv
+import io
+import json
+
+import pytest
+import torch
+
+from fastlin import cli, plots
+from fastlin.bench import compare, end_to_end, forms, peers, run, suite, table
+
+TINY = ["--quick", "--B", "24", "--n", "4,6", "--m", "4"]
+COLUMNS = {"label", "first_call", "memory", "error", "median", "quartiles", "spread", "seconds", "times_fastlin"}
+
+
+def bench(*arguments):
+    return cli.main(["bench", *arguments])
+
+
+@pytest.fixture
+def restored_threads():
+    threads = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture(scope="module")
+def record():
+    """Some of the default run with few sequences and without compilers: three curves, the training, three cases."""
+    threads = torch.get_num_threads()
+    specs = [spec.small() for spec in suite.default(threads)]
+    kept = [spec for spec in specs if spec.axis in ("n", "threads") or spec.shape.op in ("stack_loss", "sampled_loss")]
+    quick = [
+        suite.replace(spec, labels=tuple(label for label in spec.labels if label.startswith(("fastlin", "eager"))))
+        for spec in kept
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(end_to_end, "PEERS", ("eager", "vmap-gram", "fortran"))
+        return run.run(quick, run.QUICK, command="fastlin bench", probing=False)
+
+
+def test_a_run_writes_json_csv_and_pictures(tmp_path, capsys, restored_threads):
+    names = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out")]
+    choice = ["--ops", "prompt_loss,gram", "--dtypes", "float64", "--threads", "1", "--backends", "auto,eager"]
+    assert bench(*TINY, *choice, "--peers", "eager,numpy", *names) == 0
+    printed = capsys.readouterr()
+    assert all(len(line) <= 80 for line in printed.out.splitlines())
+    record = compare.read(tmp_path / "a.json")
+    assert record == json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [case["name"] for case in record["cases"]] == [
+        f"{op} B=24 n={n} m=4 float64 threads=1" for op in ("prompt_loss", "gram") for n in (4, 6)
+    ]
+    first = record["cases"][0]
+    assert [entry["label"] for entry in first["contenders"]] == ["fastlin", "fastlin:eager", "eager", "numpy"]
+    for case in record["cases"]:
+        assert case["wrong"] == {}
+        for entry in case["contenders"]:
+            assert set(entry) >= COLUMNS | {"gflops", "gbs", "of_peak", "of_bandwidth"}
+            low, high = entry["quartiles"]
+            assert 0 < low <= entry["median"] <= high
+            assert entry["error"] < 1e-12
+        assert case["contenders"][0]["times_fastlin"] == 1.0
+    assert record["training"] is None
+    assert record["machine"]["versions"]["torch"] == torch.__version__
+    assert [limit["dtype"] for limit in record["limits"]] == ["float64"]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
+    assert len(rows) == sum(len(case["contenders"]) for case in record["cases"])
+    assert (rows[0]["contender"], rows[0]["n"], float(rows[0]["median"])) == (
+        "fastlin",
+        "4",
+        first["contenders"][0]["median"],
+    )
+    pictures = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert pictures == {"bench-speedup", "bench-roofline"}
+
+
+def test_the_default_run_has_every_op_every_axis_and_the_paper(record):
+    full = suite.default(2)
+    assert {spec.shape.op for spec in full} == set(suite.contenders.FORMS)
+    assert [spec.axis for spec in full if spec.axis] == sorted(
+        (spec.axis for spec in full if spec.axis), key=["B", "n", "d", "L", "R", "threads"].index
+    )
+    assert {spec.dtype for spec in full} == {"float32", "float64"}
+    assert [spec.place for spec in full if spec.axis == "d"] == [2, 5, 10, 20, 40, 80]
+    assert [spec.place for spec in full if spec.axis == "threads"] == [1, 2]
+    text = table.as_text(record)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for line in ("scaling in context length n: prompt_loss B=64 m=11", "training: one cell and all of figure 2d"):
+        assert line in text
+    assert "fortran not run: no contender 'fortran'" in text
+
+
+def test_the_figure_follows_from_the_stretches(record):
+    training = record["training"]
+    assert (training["cells"], training["n"], training["wrong"]) == (18, 25, {})
+    by_label = {entry["label"]: entry for entry in training["contenders"]}
+    assert {label: (entry["steps"], entry["trials"]) for label, entry in by_label.items()} == {
+        "fastlin": (run.QUICK.training, 50),
+        "eager": (1, 1),
+        "vmap-gram": (1, 50),
+    }
+    for entry in by_label.values():
+        assert entry["cell"] == pytest.approx(entry["median"] * 20_000 * 50 / entry["trials"])
+        assert entry["figure"] == pytest.approx(18 * entry["cell"])
+        assert entry["times_fastlin"] == pytest.approx(entry["cell"] / by_label["fastlin"]["cell"])
+
+
+def test_pictures_show_every_contender(record):
+    figures = plots.bench_figures(record)
+    assert set(figures) == {"speedup", "scaling", "roofline"}
+    bars = [bar for group in figures["speedup"].axes[0].containers for bar in group]
+    peers_timed = [e for case in table.of_part(record, suite.TABLE) for e in case["contenders"]]
+    assert len(bars) == sum(entry["label"] != "fastlin" for entry in peers_timed)
+    assert [axes.get_xlabel() for axes in figures["scaling"].axes] == ["context length n", "layers L", "threads"]
+    assert len(figures["scaling"].axes[0].lines) == 3
+
+
+def test_a_wrong_contender_is_not_timed_and_ends_in_failure(tmp_path, monkeypatch, capsys):
+    right = forms.FORMS["prompt_loss"]["gram"]
+    monkeypatch.setitem(forms.FORMS["prompt_loss"], "gram", lambda *x: 1.01 * right(*x))
+    peers.of_form.cache_clear()
+    assert bench(*TINY, "--peers", "eager-gram", "--json", str(tmp_path / "a.json")) == 1
+    peers.of_form.cache_clear()
+    case = compare.read(tmp_path / "a.json")["cases"][0]
+    assert "loss is off by" in case["wrong"]["eager-gram"]
+    assert [entry["label"] for entry in case["contenders"]] == ["fastlin"]
+    assert "eager-gram WRONG: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ops", "prompt_los"], "--ops: got 'prompt_los' (did you mean prompt_loss?)"),
+        (["--dtypes", "float16"], "--dtypes: got 'float16'"),
+        (["--backends", "fpga"], "--backends: got 'fpga'"),
+        (["--backends", "triton"], "--backends: 'triton' cannot serve: "),
+        (["--peers", "eagre"], "--peers: got 'eagre' (did you mean eager?)"),
+        (["--B", "0"], "--B: got 0, wants 1 or more"),
+        (["--L", "1"], "--L: got 1, wants 2 or more"),
+        (["--threads", "0,1"], "--threads: got 0, wants 1 or more"),
+        (["--json", "no/such/folder/a.json"], "a.json: its folder is not there"),
+        (["--compare", "no.json", "such.json"], "no.json"),
+    ],
+)
+def test_what_cannot_be_run_is_said(arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert bench(*arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_numbers_are_lists(capsys):
+    with pytest.raises(SystemExit):
+        bench("--n", "1,x")
+    assert "'1,x' is not a list like 1,2,5" in capsys.readouterr().err
+
+
+def slower(record, factor):
+    """A record in which fastlin takes that many times as long, in the first case of the table."""
+    made = copy.deepcopy(record)
+    entry = table.of_part(made, suite.TABLE)[0]["contenders"][0]
+    assert entry["label"] == "fastlin"
+    entry["median"] *= factor
+    return made
+
+
+@pytest.mark.parametrize(
+    ("factor", "tolerance", "status"),
+    [(1.0, "0.2", 0), (1.2, "0.2", 0), (1.3, "0.2", 1), (1.3, "0.3", 0), (0.5, "0.0", 0)],
+)
+def test_a_ratio_that_drops_fails(record, tmp_path, capsys, factor, tolerance, status):
+    for name, made in (("a", record), ("b", slower(record, factor))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    files = [str(tmp_path / f"{name}.json") for name in "ab"]
+    assert bench("--compare", *files, "--tolerance", tolerance) == status
+    printed = capsys.readouterr().out
+    assert ("  dropped" in printed) == bool(status)
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+def test_absolute_times_do_not_matter(record):
+    """A machine that is twice as slow has the same ratios."""
+    slow = copy.deepcopy(record)
+    for case in slow["cases"]:
+        for entry in case["contenders"]:
+            entry["median"] *= 2
+    found = compare.changes(record, slow)
+    assert found
+    assert all(change.after == pytest.approx(change.before) for change in found)
+
+
+def test_a_ratio_that_is_gone_fails(record):
+    """A case in which fastlin is no longer timed lost; one that was not asked for did not."""
+    gone = copy.deepcopy(record)
+    gone["cases"][0]["contenders"].pop(0)
+    lost = [change for change in compare.changes(record, gone) if change.lost(0.2)]
+    assert {change.case for change in lost} == {record["cases"][0]["name"]}
+    assert "gone" in compare.as_text(lost, 0.2)
+    fewer = {**record, "cases": record["cases"][1:]}
+    assert not any(change.lost(0.0) for change in compare.changes(record, fewer))
+    with pytest.raises(ValueError, match="no case in common"):
+        compare.changes(record, {**record, "cases": []})
+
+
+@pytest.mark.parametrize("text", ["no", "[]", '{"format": 0, "cases": []}'])
+def test_another_file_is_not_compared(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"a\.json: got .*, wants one of fastlin bench --json"):
+        compare.read(path)
+
+
+def test_times_are_written_with_three_digits():
+    assert [table.long_time(x) for x in (95.4, 1234, 20_000, 500_000)] == ["95.4 s", "20.6 min", "5.56 h", "5.79 days"]
