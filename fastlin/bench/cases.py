@@ -118,7 +118,8 @@ def make(shape: Shape, seed: int = 0, device: torch.device | str = "cpu") -> Cas
     """A random float32 problem whose predictions are of order one, the same numbers on every device.
 
     G is about (n + t) I, so W has entries of order 1 / ((n + t) m), and A and C are such that A G C is about half as
-    large as I: through more, a stack would magnify rounding errors with every layer.
+    large as I: through more, a stack would magnify rounding errors with every layer. Beyond three layers it is smaller
+    in proportion, so that G grows by the same factor through any stack.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -136,8 +137,9 @@ def make(shape: Shape, seed: int = 0, device: torch.device | str = "cpu") -> Cas
     size = 1 / ((n + shape.t) * m)
     parameters = {"p": normal(*trials, K, shape.t, m)}
     if "A" in names:
-        parameters["A"] = normal(*trials, L, m, m, size=math.sqrt(size) / 2)
-        parameters["C"] = normal(*trials, L, m, m, size=math.sqrt(size) / 2)
+        of_layer = math.sqrt(size * min(1.0, 3 / L)) / 2
+        parameters["A"] = normal(*trials, L, m, m, size=of_layer)
+        parameters["C"] = normal(*trials, L, m, m, size=of_layer)
         parameters["h"] = normal(*trials, K, m)
     elif "W" in names:
         parameters["W"] = normal(*trials, m, m, size=size)

@@ -189,11 +189,12 @@ def _roofline(cases: list[dict[str, Any]], limits: list[dict[str, Any]], about: 
                 **_marked(label),
             )
             labelled.add(label)
-    for case, intensity in zip(drawn, intensities, strict=True):
+    for number, (case, intensity) in enumerate(zip(drawn, intensities, strict=True), 1):
         best = max((entry["gflops"] for entry in case["contenders"]), default=None)
         if best is not None:
-            text = _title(case).replace(" float32", "")
-            axes.annotate(text, (intensity, best), (3, 4), textcoords="offset points", fontsize=5.5, rotation=30)
+            axes.annotate(str(number), (intensity, best), (4, 4), textcoords="offset points", fontsize=7)
+            text = _title(case).replace("\n", " ").replace(" float32", "")
+            axes.plot([], [], linestyle="none", marker=f"${number}$", color="black", label=text)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("useful floating-point operations a byte of data")

@@ -27,6 +27,14 @@ def test_contenders_agree_with_the_reference(op, R, dtype):
         problem.check(label, problem.build(label))
 
 
+@pytest.mark.parametrize("L", [2, 4, 8, 16])
+def test_the_check_holds_at_any_depth(L):
+    """Where the reference sees the first sequences only, eager in float64 must agree with it to rounding."""
+    problem = Problem(Shape("stack_loss", B=300, n=50, L=L), torch.float32, scores=10_000 * L)
+    for label in ("fastlin", "eager-gram"):
+        problem.check(label, problem.build(label))
+
+
 def test_a_compiled_contender_agrees():
     problem = Problem(Shape(**SMALL), torch.float32)
     assert set(problem.check("compile", problem.build("compile"))) == {"loss", "dp", "dW", "dv"}
