@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 def run(*arguments, **options):
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT, **options
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, **options
     )
 
 

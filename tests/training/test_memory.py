@@ -93,9 +93,9 @@ from fastlin.training import streams
 
 train = sys.modules["fastlin.experiments.train"]
 torch.set_num_threads(1)
-train.SELECT = train.REPORT = plan.ON_THE_WAY = plan.Sample(streams.REPORT, 2, part=8)
+train.SELECT = train.REPORT = plan.ON_THE_WAY = plan.Sample(streams.REPORT, 2, part=16)
 mix = fl.TaskMixture(torch.zeros(2, 10), torch.eye(10).expand(2, 10, 10), [0.5, 0.5])
-sizes = {"steps": 2, "trials": 24, "records": 1, "layers": 2, "model": "stack", "backend": "eager", "preset": "paper"}
+sizes = {"steps": 2, "trials": 12, "records": 1, "layers": 2, "model": "stack", "backend": "eager", "preset": "paper"}
 
 def kilobytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
@@ -116,11 +116,11 @@ def test_the_budget_is_kept():
             [sys.executable, "-c", PEAK, memory],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    assert peak("100M") <= 100 << 20
-    assert peak("4G") > 150 << 20
+    assert peak("60M") <= 60 << 20
+    assert peak("4G") > 80 << 20
