@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         help="what the ops cost, against what one would write instead and against the machine's limits",
         description="Check the ops and their peers against the float64 reference, then time them in interleaved "
         "rounds. Without a choice of ops or sizes: all ops at B = 8192, n = 50, m = 11, curves over every size and "
-        "over threads, and training at the paper's scale, in less than three minutes on two cores.",
+        "over threads, and training at the paper's scale, in minutes.",
     )
     command.add_argument("--ops", type=_words, metavar="OP,...", help="of the public ops, in place of the default run")
     for name, (what, _) in _SIZES.items():
