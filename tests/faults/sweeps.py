@@ -49,7 +49,7 @@ def perform(out, said, patience=30.0, shard=None, clock=None, space=None, mute=F
     """`fastlin reproduce 2c`, small and without pictures.
 
     `clock` is the seed of a clock that jumps, `space` the size that no file can grow beyond; who is `mute` gives no
-    signs of life, and takes over whatever it sees.
+    signs of life.
     """
     from fastlin import cli, plots
     from fastlin.experiments import farm, reproduce
@@ -66,7 +66,6 @@ def perform(out, said, patience=30.0, shard=None, clock=None, space=None, mute=F
     farm.train = functools.partial(farm.train, checkpoint_seconds=checkpoint)
     if mute:
         farm.leases.renewed = lambda lease, gone: nullcontext()
-        farm.leases.Watch._silent = lambda self, path, held: 1e9
     if clock is not None:
         moments = random.Random(clock)
         time.time = lambda: moments.uniform(0.0, 2e10)
