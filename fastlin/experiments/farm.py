@@ -264,6 +264,7 @@ def fill(order: Order, lease: Lease) -> Outcome:
             workplaces.publish(place, order.folder)
         except (Exception, SystemExit) as error:
             if lease.lost():
+                workplaces.leave(order.folder, lease.token)
                 return Outcome(None, None, ())
             if isinstance(error, SystemExit):
                 lease.release()

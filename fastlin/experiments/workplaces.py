@@ -105,6 +105,12 @@ def publish(place: Path, cell: Path) -> None:
             _retire(path)
 
 
+def leave(cell: Path, token: str) -> None:
+    """Clear up after a worker that has lost a cell; as long as that has not ended, others may go on from its run."""
+    if record.has_ended(cell):
+        _retire(at(cell, token))
+
+
 def _retire(path: Path) -> None:
     """Remove a folder; under another name first, so that a worker that still has it cannot publish half of it."""
     old = _beside(path, "old", secrets.token_hex(8))

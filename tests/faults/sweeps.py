@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from fastlin._tensors import read_json
@@ -44,10 +45,11 @@ def serve():
         print(child, flush=True)
 
 
-def perform(out, said, patience=30.0, shard=None, clock=None, space=None, checkpoint=0.02):
+def perform(out, said, patience=30.0, shard=None, clock=None, space=None, mute=False, checkpoint=0.02):
     """`fastlin reproduce 2c`, small and without pictures.
 
-    `clock` is the seed of a clock that jumps, `space` the size that no file can grow beyond.
+    `clock` is the seed of a clock that jumps, `space` the size that no file can grow beyond; who is `mute` gives no
+    signs of life.
     """
     from fastlin import cli, plots
     from fastlin.experiments import farm, reproduce
@@ -62,6 +64,8 @@ def perform(out, said, patience=30.0, shard=None, clock=None, space=None, checkp
     reproduce.SCALES = {"quick": {"layer": Effort(2, STEPS, 32)}}
     reproduce.Request = functools.partial(Request, lengths=tuple(LENGTHS))
     farm.train = functools.partial(farm.train, checkpoint_seconds=checkpoint)
+    if mute:
+        farm.leases.renewed = lambda lease, gone: nullcontext()
     if clock is not None:
         moments = random.Random(clock)
         time.time = lambda: moments.uniform(0.0, 2e10)
@@ -111,6 +115,10 @@ class Sweep:
         code = self._server.end(self.process)
         return code, self.said.read_text()
 
+    def over(self):
+        """Whether it has ended."""
+        return _stat(self.process)[0] == "Z"
+
     def trainers(self):
         """Its processes that train, by the leases of the folder."""
         from fastlin.experiments import leases
@@ -120,7 +128,7 @@ class Sweep:
 
     def await_trainer(self):
         """One that trains, once there is one; None when there is nothing to do."""
-        while not (found := self.trainers()) and _stat(self.process)[0] != "Z":
+        while not (found := self.trainers()) and not self.over():
             time.sleep(0.002)
         return found[0] if found else None
 

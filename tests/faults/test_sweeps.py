@@ -47,10 +47,10 @@ def kill(sweep, whom):
 def test_kill_9_at_random_moments(tmp_path, server, undisturbed, seconds, ledger, times, whom):
     """Each piece is short: an undisturbed sweep has time for a few, one that starts anew each time has for none."""
     moments = random.Random(whom)
-    wanted, round_ = 14 * times, 0
+    wanted, round_ = 18 * times, 0
     while wanted > 0:
         out, kills = tmp_path / f"{round_}", 0
-        while kills < min(wanted, 7):
+        while kills < min(wanted, 9):
             sweep = server.start(out)
             time.sleep(moments.uniform(0.0, 0.5) * seconds)
             with suppress(ProcessLookupError):
@@ -70,10 +70,10 @@ def test_kill_9_at_random_moments(tmp_path, server, undisturbed, seconds, ledger
 def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, times, number, code):
     """A checkpoint is left though none was due, no lease is, and the step that was under way is not done again."""
     moments = random.Random(number)
-    for round_ in range(times):
-        out = tmp_path / f"{round_}"
-        sent = 0
-        while sent < 4:
+    sent = 0
+    for round_ in range(40 * times):
+        out, before = tmp_path / f"{round_}", sent
+        while sent < before + 4:
             sweep = server.start(out, checkpoint=1e6)
             trainer = sweep.await_trainer()
             time.sleep(moments.uniform(0.0, 0.1) * seconds)
@@ -91,8 +91,10 @@ def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, time
         for place in out.glob("cells/2c/.*.at.*"):
             assert (place / "checkpoint.safetensors").exists() or not (place / "records.jsonl").exists()
         finished(server, out, undisturbed)
-        assert sent > 0
-        ledger.same_bits(sent)
+        if sent >= 4 * times:
+            break
+    assert sent > 0
+    ledger.same_bits(sent)
 
 
 def test_workers_side_by_side(tmp_path, server, undisturbed, ledger):
@@ -125,21 +127,22 @@ def test_shards(tmp_path, server, undisturbed):
 
 
 def test_two_workers_on_one_cell(tmp_path, server, undisturbed, ledger, times):
-    """They have no patience at all, and take each other's cells over all the time."""
-    for round_ in range(times):
-        out = tmp_path / f"{round_}"
-        sweeps = [server.start(out, patience=0.02) for _ in range(3)]
-        seen = set()
-        while any(sweep.trainers() for sweep in sweeps) or not seen:
+    """They give no signs of life and have no patience: they take each other's cells over all the time."""
+    taken = 0
+    for round_ in range(10 * times):
+        out, seen = tmp_path / f"{round_}", set()
+        sweeps = [server.start(out, patience=0.02, mute=True) for _ in range(3)]
+        while not all(sweep.over() for sweep in sweeps):
             seen |= {path.name for path in held(out)}
             time.sleep(0.002)
         for sweep in sweeps:
             code, said = sweep.wait()
             assert code == 0, said
         finished(server, out, undisturbed)
-        taken = [name for name in seen if not name.endswith(".lease.0")]
-        assert taken, "no cell was taken over"
-        ledger.same_bits(len(taken))
+        taken += sum(not name.endswith(".lease.0") for name in seen)
+        if taken >= times:
+            break
+    ledger.same_bits(taken)
 
 
 def test_a_slow_worker(tmp_path, server, undisturbed, ledger, times):
@@ -170,21 +173,19 @@ def test_clocks_that_jump(tmp_path, server, undisturbed, ledger, times):
         out = tmp_path / f"{round_}"
         sweeps = [server.start(out, clock=i) for i in range(2)]
         assert sweeps[0].await_trainer()
-        jumps = 0
         while any(sweep.trainers() for sweep in sweeps):
             for path in out.rglob("*"):
                 try:
                     os.utime(path, (0, moments.uniform(0, 4e9)))
                 except FileNotFoundError:
                     continue
-            jumps += 1
             assert not [path for path in held(out) if not path.name.endswith(".lease.0")], "taken over"
             time.sleep(0.02)
         for sweep in sweeps:
             code, said = sweep.wait()
             assert code == 0, said
         finished(server, out, undisturbed)
-        ledger.same_bits(jumps)
+        ledger.same_bits(len(sweeps))
 
 
 @pytest.fixture
