@@ -245,7 +245,7 @@ def test_processes_train_as_one(alone, tmp_path, size, cases):
         assert len(found[0]["diverges"]["diverged"]) == 2
 
 
-# A process of torchrun: slow enough for a signal to come in time, and the second one may kill itself, but once.
+# A process of torchrun: slow enough for a signal to come in time; the one of a rank may kill itself, but once.
 PROCESS = """
 import os, signal, sys, time
 from fastlin import cli
@@ -254,9 +254,9 @@ from fastlin.training.loop import Loop
 one_step = Loop._one_step
 
 def patched(self, *given):
-    if sys.argv[1] == "kill" and self.step == 12 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
+    is_first_try = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if sys.argv[1] == f"kill {os.environ['RANK']}" and self.step == 12 and is_first_try:
+        os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "slow":
         time.sleep(0.1)
     one_step(self, *given)
@@ -299,12 +299,13 @@ def undisturbed_run(tmp_path_factory):
     return fl.train(team_runs.mixture(), "joint", 5, out=tmp_path_factory.mktemp("whole") / "run", **SIZES, shards=2)
 
 
-def test_torchrun_starts_again_after_a_process_was_killed(started, tmp_path, undisturbed_run):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_starts_again_after_a_process_was_killed(started, tmp_path, undisturbed_run, rank):
     """Kill -9 of one process ends the others, with a word about it; what they start again ends as if nothing was."""
-    process = started("kill", "--max-restarts", "1")
+    process = started(f"kill {rank}", "--max-restarts", "1")
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "process 0 of 2: another process of the run has ended or cannot be reached" in errors
+    assert f"process {1 - rank} of 2: another process of the run has ended or cannot be reached" in errors
     assert out.count("joint") == 1
     folder = tmp_path / "runs" / "joint-n5"
     assert records(folder) == records(undisturbed_run.folder)
