@@ -41,10 +41,8 @@ std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lan
 
 template <class T>
 struct Plan {
-  static constexpr std::int64_t kBlocks = 64;  // enough to share among many cores
-  // For the sums of all blocks, which are cleared, added up and read again: 32 blocks take 0.93 of the time
-  // of 64 at R = 50, m = 11, B = 8192.
-  static constexpr std::int64_t kPartialBytes = 5 << 19;
+  static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
+  static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
   static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
 
