@@ -92,7 +92,7 @@ COMMANDS = [(name(page), command) for page in of("console") for command in comma
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {' '.join(c)}" for page, c in COMMANDS])
 def test_commands_are_right(page, command, monkeypatch):
     """Their arguments are parsed, and what they name is there; what is cheap is run by other tests."""
-    program, *arguments = command
+    program, *arguments = launched(command)
     if program == "make":
         assert set(arguments) <= set(TARGETS)
     elif program == "pip":
@@ -104,6 +104,13 @@ def test_commands_are_right(page, command, monkeypatch):
     else:
         assert program == "fastlin"
         check_fastlin(arguments, monkeypatch)
+
+
+def launched(command):
+    """The command that torchrun or sbatch starts; others as they are."""
+    if command[0] == "sbatch":
+        return shlex.split(command[command.index("--wrap") + 1])
+    return command[command.index("-m") + 1 :] if command[0] == "torchrun" else command
 
 
 def check_fastlin(arguments, monkeypatch):
