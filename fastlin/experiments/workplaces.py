@@ -80,7 +80,7 @@ def begin(cell: Path, token: str) -> Path:
     to_disk(place.parent)
     for _, _, path in found:
         if path != cell:
-            _retire(path)
+            _retire(path, cell)
     return place
 
 
@@ -93,27 +93,27 @@ def publish(place: Path, cell: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             if record.holds_a_run(cell) and record.has_ended(cell):
-                _retire(place)
+                _retire(place, cell)
                 break
             # A run on its way that has the cell's name is of an earlier version, and this one went on from it.
-            _retire(cell)
+            _retire(cell, cell)
         else:
             break
     to_disk(cell.parent)
     for what in ("at", "part", "old"):
         for path in _all(cell, what):
-            _retire(path)
+            _retire(path, cell)
 
 
 def leave(cell: Path, token: str) -> None:
     """Clear up after a worker that has lost a cell; as long as that has not ended, others may go on from its run."""
     if record.has_ended(cell):
-        _retire(at(cell, token))
+        _retire(at(cell, token), cell)
 
 
-def _retire(path: Path) -> None:
-    """Remove a folder; under another name first, so that a worker that still has it cannot publish half of it."""
-    old = _beside(path, "old", secrets.token_hex(8))
+def _retire(path: Path, cell: Path) -> None:
+    """Remove a folder of a cell; under another name first, so that a worker that has it cannot publish half of it."""
+    old = _beside(cell, "old", secrets.token_hex(8))
     try:
         path.rename(old)
     except OSError:

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fastlin as fl
 from fastlin import _extension, backends, validation
 from fastlin.backends import cpu, cuda
-from fastlin.data import sources
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -192,17 +191,17 @@ def test_arrays_that_another_stream_reads_are_kept_for_it(streams):
 
 def test_where_sources_draw(monkeypatch):
     """By the cuda kernels on a device that they serve, unless torch transforms or watches what is allocated."""
-    assert sources._sampler(CPU) is cpu
+    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu
     monkeypatch.setattr(cuda, "supports", lambda op, device, dtype, m: None if device.type == "cuda" else "no")
-    assert sources._sampler(CPU) is cpu
-    assert sources._sampler(CUDA) is cuda
+    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu
+    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cuda
     with TorchDispatchMode():
-        assert sources._sampler(CUDA) is cpu
+        assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu
     seen = []
-    torch.func.grad(lambda x: seen.append(sources._sampler(CUDA)) or x)(torch.ones(()))
+    torch.func.grad(lambda x: seen.append(fl.backends.sampler_on(CUDA, torch.float32, 11)) or x)(torch.ones(()))
     assert seen == [cpu]
     monkeypatch.setattr(cuda, "supports", lambda *_: "no GPU")
-    assert sources._sampler(CUDA) is cpu
+    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu
 
 
 def test_auto_takes_it_on_a_cuda_device(monkeypatch):

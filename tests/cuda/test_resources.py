@@ -132,6 +132,7 @@ def test_what_ptxas_says_is_read_and_judged():
     found = read(LOG)
     assert found == {"_ZN1aIfEEv": Use(40, 24, 20, 16, 128), "_Z1bv": Use(255, 0, 0, 0, 0)}
     good = Use(128, 16, 16, 16, 0)
-    judged = over_budget({"sm_80": {**found, "good": good}, "sm_90": {"good": good}})
-    assert [line.split(":")[0] for line in judged] == ["_ZN1aIfEEv on sm_80", "_Z1bv on sm_80"]
+    wide = Use(257, 0, 0, 0, 0)  # more than two blocks of a multiprocessor have
+    judged = over_budget({"sm_80": {**found, "good": good}, "sm_90": {"good": good, "wide": wide}})
+    assert [line.split(":")[0] for line in judged] == ["_ZN1aIfEEv on sm_80", "wide on sm_90"]
     assert "255/0/0/0/0" in table({"sm_80": found})

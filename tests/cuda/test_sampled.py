@@ -23,7 +23,7 @@ OPS = ("sampled_loss", "sampled_stack_loss")
 @pytest.fixture
 def kernels(machine, monkeypatch):
     """The device, with sources that draw by its kernels also where they are emulated."""
-    monkeypatch.setattr(sources, "_sampler", lambda device: cuda)
+    monkeypatch.setattr(sources, "sampler_on", lambda device, dtype, m: cuda)
     return machine
 
 

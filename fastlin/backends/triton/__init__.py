@@ -129,7 +129,7 @@ def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str
     if (draw.m, draw.recipe.K) != (W.shape[-1], K):
         sizes = f"m = {draw.m}, K = {draw.recipe.K}"
         raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
-    config = plan.config(draw.m, W.dtype)
+    config = plan.config(draw.m, W.dtype, draws=True)
     pieces = [draw.piece(first, min(_PIECE, B - first)) for first in range(0, B, _PIECE)] or [draw]
     counts = torch.zeros(K, dtype=torch.int64, device=W.device)
     for piece in pieces:
@@ -159,7 +159,7 @@ def sample(
     """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
     drawn = _launch().prepare(draw, device)
     batch: tuple[Tensor, Tensor, Tensor, Tensor] = _launch().sample(
-        drawn, is_gram, dtype, device, plan.config(draw.m, dtype)
+        drawn, is_gram, dtype, device, plan.config(draw.m, dtype, draws=True)
     )
     return batch
 
@@ -176,13 +176,13 @@ def gram(z: Tensor) -> Tensor:
 
 def _config(problem: Problem, wants: str) -> plan.Config:
     m, dtype, is_streamed = problem.W.shape[-1], problem.W.dtype, _launch().streams(problem, wants)
-    return plan.config(m, dtype, streams=is_streamed, data=bool(set("xq") & set(wants)))
+    return plan.config(m, dtype, streams=is_streamed)
 
 
 def _attention(problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None) -> Any:
     global last_kernel
     if drawn is not None:
-        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype)
+        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype, draws=True)
     else:
         is_streamed = _launch().streams(problem, asked.wants)
         path = "streamed" if is_streamed else "gram" if problem.A is None else "stack"

@@ -43,13 +43,12 @@ def padded(m: int) -> int:
     return max(16, 1 << (m - 1).bit_length())
 
 
-def config(m: int, dtype: torch.dtype, *, streams: bool = False, data: bool = False) -> Config:
+def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = False) -> Config:
     """The one configuration of a kernel for a width and a dtype: nothing is tuned at run time.
 
-    A tile of matrices has 2048 entries, or 1024 in float64, which is 8 registers of each of 256 threads; but a dot
+    A tile of matrices has 1024 entries, or 512 in float64, which is 4 registers of each of 256 threads; but a dot
     keeps rows and columns of its factors there as well, 96 numbers, and the reverse of a layer has five such tiles
-    alive. At 4096 entries it spills 136 bytes; so it does at 2048 where gradients of the data are added up besides, and
-    a tile of tokens spills 32: these have half of it.
+    alive. At 2048 entries it spills 104 bytes on sm_80; so it does 40 at 1024 where it draws, which has half of it.
 
     Parameters
     ----------
@@ -57,11 +56,11 @@ def config(m: int, dtype: torch.dtype, *, streams: bool = False, data: bool = Fa
         Of the problem.
     streams : bool
         Whether a tile is BB x BN tokens, not BB matrices.
-    data : bool
-        Whether gradients of the data are wanted.
+    draws : bool
+        Whether the sequences are drawn.
     """
     M = padded(m)
-    entries = 2048 // (1 + (dtype is torch.float64)) // (1 + (streams or data))
+    entries = 1024 // (1 + (dtype is torch.float64)) // (1 + draws)
     return Config(M, max(entries // (16 * M if streams else M * M), 1), 16, 8)
 
 
