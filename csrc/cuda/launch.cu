@@ -15,13 +15,19 @@ constexpr std::int64_t kScratchBytes = std::int64_t{1}
                                        << 29;  // of workspace that does not fit into shared memory
 constexpr unsigned kThreads = 256;             // of kernels that do not work by warps
 
+// An error that has been seen: CUDA would report it again after the next launch.
+cudaError_t taken(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 // What a device has.
 struct Device {
   int processors = 1, shared_bytes = 48 << 10;  // multiprocessors; shared memory of a block
 
   explicit Device(int index) {
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index);
-    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
+    taken(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   }
 };
 
@@ -30,9 +36,9 @@ class OnDevice {
  public:
   explicit OnDevice(int device) {
     error = cudaGetDevice(&before_);
-    if (error == cudaSuccess && before_ != device) error = cudaSetDevice(device);
+    if (error == cudaSuccess && before_ != device) error = taken(cudaSetDevice(device));
   }
-  ~OnDevice() { cudaSetDevice(before_); }
+  ~OnDevice() { taken(cudaSetDevice(before_)); }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
