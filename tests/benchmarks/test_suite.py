@@ -1,6 +1,7 @@
 """The suite of pytest-benchmark runs: checked contenders, groups, JSON and comparison."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ def pytest_in(folder, *arguments):
     quick = ["--smoke", "--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "benchmarks"]
     options = ["-k", "predict or (sampled_loss and vmap)", *quick, f"--benchmark-storage={folder}", *arguments]
-    return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    # What tells that these tests run in several processes would switch the benchmarks off.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_the_suite_runs_writes_json_and_compares(tmp_path):
