@@ -15,12 +15,15 @@ import errno
 import os
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from fastlin._files import to_disk
 from fastlin._tensors import FileError
 from fastlin.training import record
+
+_TRIES = 40  # to remove a folder: two seconds
 
 
 def at(cell: Path, token: str) -> Path:
@@ -118,4 +121,8 @@ def _retire(path: Path, cell: Path) -> None:
         path.rename(old)
     except OSError:
         return  # somebody else was faster
-    shutil.rmtree(old, ignore_errors=True)
+    for _ in range(_TRIES):
+        shutil.rmtree(old, ignore_errors=True)
+        if not old.exists():
+            return
+        time.sleep(0.05)  # a worker that is writing there puts a file back in place
