@@ -158,9 +158,13 @@ def held(out):
 
 
 def remains(out):
-    """What is hidden in the folder of the cells: leases, folders of workers; not halves of files, which are no harm."""
+    """What is hidden in the folder of the cells: leases, folders of workers.
+
+    Halves of files are no harm, nor are copies that were not begun and folders on their way out of a worker that was
+    stopped or killed meanwhile.
+    """
     hidden = {path.name for path in (out / "cells/2c").iterdir() if path.name.startswith(".")}
-    return sorted(name for name in hidden if not re.search(r"\.\d+-[0-9a-f]{8}\.", name))
+    return sorted(name for name in hidden if not re.search(r"\.\d+-[0-9a-f]{8}\.|\.(part|old)\.", name))
 
 
 if __name__ == "__main__":
