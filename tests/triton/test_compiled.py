@@ -19,16 +19,17 @@ NVIDIA = ("sm_80", "sm_90", "sm_100")
 SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 TENSOR_CORES = ("HMMA", "UTCHMMA", "HGMMA", "XF32")
 ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
-MAIN = ["layer", "stack", "sampled stack"]
+MAIN = ["layer", "gram layer", "stack", "stack, data", "sampled stack"]
+WIDTHS = (11, 21, 33)  # of each padded width
 
 
 def table(rows):
     """Rows of the program for people."""
-    lines = [f"{'call':16} {'kernel':17}   m dtype    target  {'regs':>4} {'stack':>5} {'shared':>6} {'s':>5}"]
+    lines = [f"{'call':16} {'kernel':17}   m dtype    target  regs stack spill shared     s"]
     for row in rows:
         lines.append(
             f"{row['call']:16} {row['kernel']:17} {row['m']:3} {row['dtype']:8} {row['target']:7} "
-            f"{row['registers']:4} {row['stack']:5} {row['shared']:6} {row['seconds']:5} "
+            f"{row['registers']:4} {row['stack']:5} {row['spilled']:5} {row['shared']:6} {row['seconds']:5} "
             + " ".join(f"{name}:{count}" for name, count in row["opcodes"].items() if count)
         )
     return "\n".join(lines)
@@ -51,48 +52,46 @@ def compiled(record_property):
     return run
 
 
-def check(row, stack=16):
+def check(row):
     """No spill beyond what Triton's own assembler flag can cause, no atomic, no tensor core where IEEE was asked."""
-    assert row["stack"] <= stack, row
+    assert row["spilled"] <= 16, row
     assert row["shared"] <= SHARED[row["target"]], row
     assert not any(row["opcodes"].get(name) for name in ATOMICS), row
-    assert not any(row["opcodes"].get(name) for name in TENSOR_CORES), row
-    if not row["fused"]:
+    if row["precision"] == "ieee":
+        assert not any(row["opcodes"].get(name) for name in TENSOR_CORES), row
+    # Without tensor cores for float64, as on sm_100, its dots are fused multiply-adds: 32 in a sampler at m = 11.
+    if not row["fused"] and (row["target"], row["dtype"]) != ("sm_100", "float64"):
         assert row.get("fused64", 0) == 0, row
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m", WIDTHS)
 @pytest.mark.parametrize("target", [*NVIDIA, "gfx942"])
-def test_default_configuration(target, request, compiled):
+def test_default_configurations(target, m, dtype, request, compiled):
+    """Every kind of launch on sm_90, with --triton-sweep on all; elsewhere those that need most registers."""
     calls = [] if request.config.getoption("--triton-sweep") or target == "sm_90" else ["--calls", *MAIN]
-    rows = compiled("--targets", target, *calls)
+    rows = compiled("--targets", target, "--width", m, "--dtype", dtype, *calls)
     assert {"stream_kernel", "attention_kernel", "sum_runs_kernel", "task_kernel"} <= {row["kernel"] for row in rows}
     for row in rows:
         check(row)
 
 
-@pytest.mark.parametrize(("m", "dtype"), [(11, "float64"), (21, "float32")])
-def test_other_widths_and_float64(m, dtype, compiled):
-    for row in compiled("--targets", "sm_90", "--width", m, "--dtype", dtype, "--calls", "layer", "stack"):
+@pytest.mark.parametrize("m", WIDTHS)
+@pytest.mark.parametrize("target", [*NVIDIA, "gfx942"])
+def test_tensor_cores_are_there_when_they_are_asked_for(target, m, compiled):
+    calls = ["stack", "stack, data", "sampled stack"]
+    rows = compiled("--targets", target, "--width", m, "--calls", *calls, "--precision", "tf32")
+    for row in rows:
         check(row)
-
-
-@pytest.mark.parametrize(("m", "dtype"), [(21, "float64"), (33, "float32")])
-def test_wide_tokens(m, dtype, compiled):
-    """A matrix of M = 64, or of 32 in float64, takes too many registers: the stack spills, the layer does not."""
-    for row in compiled("--targets", "sm_90", "--width", m, "--dtype", dtype, "--calls", "layer", "stack"):
-        check(row, 16 if row["kernel"] != "attention_kernel" else 1024)
-
-
-def test_tensor_cores_are_there_when_they_are_asked_for(compiled):
-    rows = compiled("--targets", "sm_80", "--calls", "stack", "--precision", "tf32")
-    (row,) = [row for row in rows if row["kernel"] == "attention_kernel"]
-    assert row["opcodes"]["HMMA"] > 0
-    assert row["stack"] <= 16
+    (row,) = [row for row in rows if row["kernel"] == "attention_kernel" and row["call"] == "stack"]
+    assert any(row["opcodes"].get(name) for name in TENSOR_CORES), row
 
 
 @needs_next_triton
-def test_the_next_triton(compiled):
-    rows = compiled("--targets", "sm_90", "--calls", "layer", "stack", site=NEXT_TRITON)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m", WIDTHS)
+def test_the_next_triton(m, dtype, compiled):
+    rows = compiled("--targets", *SHARED, "--width", m, "--dtype", dtype, "--calls", *MAIN, site=NEXT_TRITON)
     assert {row["triton"] for row in rows} != {importlib.metadata.version("triton")}
     for row in rows:
         check(row)

@@ -18,7 +18,7 @@ INTERPRETED = {
     "a wrong mask": ("tiles.py", "is_there = lane < count", "is_there = lane < count - 1"),
     "a lost tail block": ("stream.py", "for first in range(0, n, BN)", "for first in range(0, n - BN + 1, BN)"),
     "a lost row of a sum": ("reduce.py", "there = (row < count)", "there = (row < count - 1)"),
-    "a transposed factor": ("attention.py", "product(Tb, Ct, ROOM, PREC)", "product(Tb, transpose(Ct), ROOM, PREC)"),
+    "a transposed factor": ("attention.py", "BB, M), S0, m, M, PREC, YT=True)", "BB, M), S0, m, M, PREC)"),
 }
 
 
@@ -76,7 +76,7 @@ def test_the_reference_finds_nothing_where_nothing_is(planted):
 def test_the_opcodes_find_a_tf32_dot(planted):
     """The interpreter does not round to TF32; the compiled kernel shows its tensor cores."""
     right = "tl.dot(X, Y, input_precision=PREC, out_dtype=X.dtype)"
-    folder = planted("tiles.py", right, "tl.dot(X, Y, out_dtype=X.dtype)")
+    folder = planted("matrices.py", right, "tl.dot(X, Y, out_dtype=X.dtype)")
     program = [str(FOLDER / "launches.py"), "--targets", "sm_80", "--calls", "stack"]
     found = run(folder, program, TRITON_INTERPRET="0")
     assert found.returncode == 0, found.stderr[-2000:]

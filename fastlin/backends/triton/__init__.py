@@ -2,8 +2,8 @@
 
 An adapter: it cuts the batch into tiles (`plan`), launches (`launch`) and turns sums into losses and gradients. It
 has one configuration for a width and a dtype, and no tuning at run time: what is compiled depends on m's padded width,
-dtypes and options, never on B, n, t, K, R, H or L. A cold start is the compiler's time: about 5 s for the first call of
-a kind, 13 s for a stack with gradients and 40 s where its kernel draws, on a shared core; Triton keeps it on disk.
+dtypes and options, never on B, n, t, K, R, H or L. A cold start is the compiler's time: 1 to 3 s for the first call of
+a kind, 7 s where a stack's kernel draws (sm_90, on a core that was shared); Triton keeps it on disk.
 
 In the interpreter, TRITON_INTERPRET=1 set before the first use, the kernels run on the CPU, slowly, for tests.
 """
@@ -124,13 +124,15 @@ _PIECE = 1 << 22
 
 
 def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-    """`loss` of sequences that the kernel draws and forgets; their tasks alone are kept."""
-    W, K, B = problem.W, problem.tasks, draw.batch
-    if (draw.m, draw.recipe.K) != (W.shape[-1], K):
-        sizes = f"m = {draw.m}, K = {draw.recipe.K}"
+    """`loss` of sequences that are drawn and forgotten; their tasks are kept, and the data of a piece drawn apart."""
+    W, K, B, m = problem.W, problem.tasks, draw.batch, draw.m
+    if (m, draw.recipe.K) != (W.shape[-1], K):
+        sizes = f"m = {m}, K = {draw.recipe.K}"
         raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
-    config = plan.config(draw.m, W.dtype, draws=True)
-    pieces = [draw.piece(first, min(_PIECE, B - first)) for first in range(0, B, _PIECE)] or [draw]
+    is_apart = plan.draws_apart(m, W.dtype)
+    config = plan.config(m, W.dtype, draws=not is_apart)
+    size = min(_PIECE, plan.DRAWN_BYTES // (m * m * W.element_size())) if is_apart else _PIECE
+    pieces = [draw.piece(first, min(size, B - first)) for first in range(0, B, size)] or [draw]
     counts = torch.zeros(K, dtype=torch.int64, device=W.device)
     for piece in pieces:
         counts = counts + _cut(piece, W.device, config)[1].counts
@@ -138,8 +140,11 @@ def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str
     total: Any = None
     for piece in pieces:
         drawn, tiles = _cut(piece, W.device, config)
-        asked = _launch().Asked(coefficients=coefficients, wants=wants)
-        sums = _attention(problem, asked, tiles, drawn)
+        given, asked = problem, _launch().Asked(coefficients=coefficients, wants=wants)
+        if is_apart:
+            G, q, y, _ = _launch().sample(drawn, True, W.dtype, W.device, plan.config(m, W.dtype, draws=True))
+            given, asked = problem._replace(x=G, is_gram=True, q=q), asked._replace(y=y)
+        sums = _attention(given, asked, tiles, drawn, is_apart=is_apart)
         if total is None:
             total = sums
         else:
@@ -179,10 +184,13 @@ def _config(problem: Problem, wants: str) -> plan.Config:
     return plan.config(m, dtype, streams=is_streamed)
 
 
-def _attention(problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None) -> Any:
+def _attention(
+    problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None, *, is_apart: bool = False
+) -> Any:
+    """Results of a problem; `drawn` are its sequences, which the kernel draws unless they were drawn apart."""
     global last_kernel
     if drawn is not None:
-        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype, draws=True)
+        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype, draws=not is_apart)
     else:
         is_streamed = _launch().streams(problem, asked.wants)
         path = "streamed" if is_streamed else "gram" if problem.A is None else "stack"
@@ -191,7 +199,7 @@ def _attention(problem: Problem, asked: Any, tiles: plan.Tiles | None = None, dr
         _, q = problem.data
         tiles = plan.cut_batch(problem.task, q.shape[0], problem.tasks, config.BB, q.device)
     last_kernel = f"{str(problem.W.dtype).removeprefix('torch.')} {path}"
-    return _launch().attention(problem, asked, tiles, config, _precision, drawn)
+    return _launch().attention(problem, asked, tiles, config, _precision, None if is_apart else drawn)
 
 
 def _coefficients(counts: Tensor, B: int, weight: Tensor | None, like: Tensor) -> Tensor:

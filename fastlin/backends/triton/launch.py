@@ -23,8 +23,6 @@ from fastlin.backends.triton.source import Source
 
 RUN = 16
 """Tiles over which the streaming kernel keeps dW in registers."""
-OPTIONS = {"num_stages": 1}
-"""Of every launch: loads that run ahead of a loop take the registers that the tiles need."""
 _TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 _NO_SOURCE: dict[str, Any] = {"NUMBERS": None, "MEANS": None, "FACTORS": None, "FEATURE": None}
 _NO_PLACE = dict.fromkeys(("seed_low", "seed_high", "stream", "step", "offset_low", "offset_high"), 0)
@@ -119,7 +117,7 @@ def _inputs(
     W, (R, _, m, _) = problem.W, problem.W.shape
     given: dict[str, Any] = {
         "P": None if problem.p is None or problem.p.shape[2] == 0 else _plain(problem.p),
-        "W": _plain(W * problem.scale),
+        "W": _padded(W * problem.scale, config.M),
         "V": _plain(problem.v),
         "Y": _plain(asked.y),
         "GY": _plain(asked.gy),
@@ -155,9 +153,11 @@ def _attend(here: dict[str, Any], problem: Problem, precision: str, drawn: Sourc
     L = 0 if problem.A is None else problem.A.shape[1]
     T, M, BB = here["last_tile"] - here["first_tile"], here["M"], here["BB"]
     # Each group of trials reads, or draws, the data of its tiles anew; gradients of the data are sums over all trials.
-    groups = 1 if here["DX"] is not None or here["DQ"] is not None else min(R, max(plan.PROGRAMS // T, 1))
-    programs = groups * min(T, max(plan.PROGRAMS // groups, 1))
-    room = (2 * M * M * BB if M > 16 else 0) + (L * (2 * M * M + M) * BB if needs_kept else 0)
+    most = plan.PROGRAMS * 16 // M
+    groups = 1 if here["DX"] is not None or here["DQ"] is not None else min(R, max(most // T, 1))
+    programs = groups * min(T, max(most // groups, 1))
+    slots = plan.slots(M, BB)
+    room = slots * M * M + 2 * M + (L * needs_kept + 1) * (2 * M + 1) * M * BB
     rho = None
     if L:
         rho = W.new_full((L,), problem.skips[min(1, L)])
@@ -167,11 +167,12 @@ def _attend(here: dict[str, Any], problem: Problem, precision: str, drawn: Sourc
         programs,
         W,
         **here,
-        A=None if problem.A is None else _plain(problem.A * problem.scale),
-        C=_plain(problem.C),
+        A=None if problem.A is None else _padded(problem.A * problem.scale, M),
+        C=None if problem.C is None else _padded(problem.C, M),
         RHO=rho,
         HEAD=None if problem.h is None else _plain(problem.h * problem.skips[-1]),
-        ROOM=W.new_empty(max(programs * room, 1)),
+        ROOM=W.new_empty(programs * room),
+        SLOTS=slots,
         H=H,
         L=L,
         groups=groups,
@@ -339,7 +340,7 @@ def sample(
         X=x,
         Q=q,
         Y=y,
-        ROOM=x.new_empty(tiles * 2 * M * M * BB if is_gram and M > 16 else 1),
+        ROOM=x.new_empty(tiles * blocks * (3 * M + 2) * M if M > 16 else 1),
         **drawn.place,
         B=B,
         n=n,
@@ -361,7 +362,16 @@ def _launch(kernel: Any, programs: int, like: Tensor, **arguments: Any) -> None:
     """Run programs on the device of a tensor and on its current stream."""
     on_device = torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext()
     with on_device:
-        kernel[(programs,)](**arguments, **OPTIONS)
+        kernel[(programs,)](**arguments, **options())
+
+
+def options(*, is_amd: bool = torch.version.hip is not None) -> dict[str, int]:
+    """Compiler options of every launch.
+
+    Loads that run ahead of a loop would take the registers that the tiles need. NVIDIA's assembler may take all 255:
+    left to itself it spills up to 400 bytes to have two programs side by side on a multiprocessor.
+    """
+    return {"num_stages": 1} if is_amd else {"num_stages": 1, "maxnreg": 255}
 
 
 def _readable(tensor: Tensor, inner: int = 1) -> Tensor:
@@ -378,6 +388,12 @@ def _readable(tensor: Tensor, inner: int = 1) -> Tensor:
 def _plain(tensor: Tensor | None) -> Tensor | None:
     """A contiguous tensor whose memory holds its numbers."""
     return None if tensor is None else _in_memory(tensor).contiguous()
+
+
+def _padded(tensor: Tensor, M: int) -> Tensor:
+    """Matrices (..., m, m) as (..., M, M), zero beyond m: kernels take them as they take their own."""
+    side = M - tensor.shape[-1]
+    return torch.nn.functional.pad(_in_memory(tensor), (0, side, 0, side)).contiguous()
 
 
 def _in_memory(tensor: Tensor) -> Tensor:

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 WIDEST = 64
-"""Largest m. A matrix is a tile in registers, and those of M = 128 would not fit there."""
+"""Largest m. Of M = 128 the streaming kernel's W and dW, tiles in registers, would not fit there."""
 PROGRAMS = 2048
-"""Programs of a launch that needs room for each: enough for 132 multiprocessors at any occupancy."""
+"""Programs of a launch that needs room for each, at M = 16: enough for 132 multiprocessors at any occupancy. Wider ones
+are as many times fewer: one program of 255 registers fills a multiprocessor, and the caches are to hold their room."""
 PARTIAL_BYTES = 1 << 28
 """Memory for partial sums; a batch that needs more is taken in pieces."""
+DRAWN_BYTES = 1 << 28
+"""Memory for Gram matrices that one kernel draws and the next reads."""
 ROWS = 256
 """Partial sums that a program of the second stage adds."""
 
@@ -49,6 +52,7 @@ def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = F
     A tile of matrices has 1024 entries, or 512 in float64, which is 4 registers of each of 256 threads; but a dot
     keeps rows and columns of its factors there as well, 96 numbers, and the reverse of a layer has five such tiles
     alive. At 2048 entries it spills 104 bytes on sm_80; so it does 40 at 1024 where it draws, which has half of it.
+    Beyond M = 16 a tile is one sequence, whose matrices are in memory.
 
     Parameters
     ----------
@@ -62,6 +66,20 @@ def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = F
     M = padded(m)
     entries = 1024 // (1 + (dtype is torch.float64)) // (1 + draws)
     return Config(M, max(entries // (16 * M if streams else M * M), 1), 16, 8)
+
+
+def draws_apart(m: int, dtype: torch.dtype) -> bool:
+    """Whether a kernel of its own draws the Gram matrices of a sampled loss, in float64 and beyond M = 16.
+
+    There the two would not fit into one's registers: it spills 56 bytes on sm_80 at M = 16, and 160 on sm_100 at
+    M = 64. Writing and reading m^2 numbers is little beside a stack's products, 4 m^3 multiply-adds for each layer.
+    """
+    return dtype is torch.float64 or padded(m) > 16
+
+
+def slots(M: int, BB: int) -> int:
+    """Matrices that a program has in memory while it works on a tile, besides those of the layers: see `attention`."""
+    return 6 if M > 16 else 2 * BB
 
 
 class Tiles(NamedTuple):

@@ -65,6 +65,16 @@ def test_a_stack(m, L):
     check(make("gram_stack_loss" if (m + L) % 2 else "stack_loss", n=n, m=m, L=L, seed=m, **small, **options))
 
 
+def test_the_widest():
+    check(make("stack_loss", m=64, n=17, B=2, K=1, t=1, L=2))
+
+
+@pytest.mark.parametrize("op", ["stack_loss", "gram_loss"])
+def test_wide_tokens_with_trials_and_heads(op):
+    """Matrices in memory, which trials, heads and layers use one after the other."""
+    check(make(op, R=2, H=2, m=18, n=3, B=2, K=1, L=3, t=2, see_query=True, scale=0.4))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("form", [{"R": 3}, {"R": 2, "H": 2}, {"R": 1, "H": 3}], ids=["R", "RH", "1H"])
 @pytest.mark.parametrize("op", LOSSES)

@@ -7,6 +7,7 @@ from sampled_cases import AT, DTYPES, SOURCES, differentiable, mixture, paramete
 
 import fastlin as fl
 from fastlin.backends import cpu, triton
+from fastlin.backends.triton import plan
 
 CPU = torch.device("cpu")
 pytestmark = [] if TRITON_DEVICE.type == "cpu" else [pytest.mark.gpu("triton")]
@@ -82,11 +83,28 @@ def test_losses_are_those_of_the_cpu(case):
             assert_close(found[key], value, EAGER_TOLERANCE, key)
 
 
-def test_floats_per_task_losses_and_weights():
+@pytest.mark.parametrize("op", ["sampled_loss", "sampled_stack_loss"])
+def test_wide_sequences_are_drawn_apart(op, monkeypatch):
+    """A kernel draws the Gram matrices, another reads them, a piece of the batch at a time."""
+    source = mixture(2, 18, noise_std=0.2, feature_cov=torch.eye(18) * 2)
+    given = parameters(source, op, R=2)
+    found = [losses("triton", op, source, 9, 5, given, see_query=True)]
+    m = given["p"].shape[-1]
+    monkeypatch.setattr(plan, "DRAWN_BYTES", 2 * 8 * m * m)
+    found.append(losses("triton", op, source, 9, 5, given, see_query=True))
+    expected = losses("cpu", op, source, 9, 5, given, see_query=True)
+    for key, value in expected.items():
+        assert_close(found[0][key], value, EAGER_TOLERANCE, key)
+        assert_close(found[1][key], value, EAGER_TOLERANCE, key)
+
+
+@pytest.mark.parametrize("op", ["sampled_loss", "sampled_stack_loss"])
+def test_floats_per_task_losses_and_weights(op):
+    """In float32 one kernel draws and computes."""
     source, weight = SOURCES["mixture"], [0.2, 0.5, 0.3]
-    given = parameters(source, "sampled_loss", R=2)
+    given = parameters(source, op, R=2)
     options = {"dtype": torch.float32, "per_task": True, "weight": weight, "scale": 0.5}
-    found, expected = (losses(name, "sampled_loss", source, 5, 30, given, **options) for name in ("triton", "cpu"))
+    found, expected = (losses(name, op, source, 5, 30, given, **options) for name in ("triton", "cpu"))
     for key, value in expected.items():
         assert_close(found[key], value, 75 * torch.finfo(torch.float32).eps, key)
 

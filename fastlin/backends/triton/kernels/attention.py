@@ -1,6 +1,6 @@
 """A stack of L layers over Gram matrices: the last is W, v, those before it A, C. The letters are those of `eager`.
 
-    G = Gx + sum_t p p' (+ q q')                 Gx from tokens, given, or drawn here and never written
+    G = Gx + sum_t p p' (+ q q')                 Gx from tokens, given, or drawn and never written
     T = rho I + sum_h A_h G C_h      G <- T' G T      q <- T' q                            each matrix layer
     yhat = sum_h a_h . c_h + q . h               a_h = W_h' q       c_h = G v_h            the last layer
     r = dloss/dyhat      dW_h = sum r q c_h'     dv_h = sum r G a_h      Gb = r sym(a_h v_h')      qb = r (h + W_h c_h)
@@ -8,34 +8,41 @@
     dp = 2 Gb p      dG = Gb      dz_i = 2 Gb z_i      dq = qb (+ 2 Gb q)
 
 A and W come with the scale in them, h with the factor of the last skip. A program takes tile after tile of BB sequences
-of one task, makes their Gx once, and goes through its trials with it. G, T and Gb are [BB, M, M] in registers (`tiles`
-says how m = 11 fills them); a layer costs 4 products forward and 7 + 5 H backward. What the reverse needs of a layer,
-G, T and q, waits in ROOM, memory that belongs to the program and is used again for every trial and tile; a barrier
-stands between what one thread of a program writes and another reads. Sums over a tile are written once for each tile
-and trial, [m, m] for a matrix, and added by `reduce`.
+of one task, makes their Gx once, and goes through its trials with it. G, T and Gb are matrices of `matrices`: tiles
+[BB, M, M] at M = 16 (`tiles` says how m = 11 fills them), places in memory beyond. A layer costs 2 + 2 H products
+forward and 3 + 5 H backward. Gx, and what the reverse needs of a layer, G, T and q, wait in ROOM, memory that belongs
+to the program and is used again for every trial and tile; a barrier stands between what one thread of a program writes
+and another reads. Sums over a tile are written once for each tile and trial, [m, m] for a matrix; `reduce` adds them.
+
+What does not change from trial to trial, from layer to layer or from head to head is not computed ahead of them:
+addresses and masks of that kind took the registers of the tiles, and in float64 spilled 96 bytes on sm_90.
 """
 
 import triton
 import triton.language as tl
 
-from fastlin.backends.triton.kernels.random import sequence_of
-from fastlin.backends.triton.kernels.sampler import PLACE_NAMES, drawn_gram, question, weights
-from fastlin.backends.triton.kernels.tiles import (
+from fastlin.backends.triton.kernels.matrices import (
+    add,
+    add_outer,
+    add_prompt,
+    add_symmetric,
     apply,
     apply_transposed,
-    given_gram,
-    gram_of_prompt,
-    gram_of_tokens,
+    diagonal,
+    hold,
+    keep,
     matrix,
-    members,
-    outer,
+    parameter,
     product,
-    put_matrix,
+    put_outer,
+    put_product,
     put_vector,
-    tokens,
-    transpose,
+    total,
     vector,
 )
+from fastlin.backends.triton.kernels.random import sequence_of
+from fastlin.backends.triton.kernels.sampler import PLACE_NAMES, drawn_gram, question, weights
+from fastlin.backends.triton.kernels.tiles import given_gram, gram_of_tokens, members, put_gram, tokens_product
 
 SIZES = (
     "B",
@@ -59,59 +66,59 @@ SIZES = (
 
 
 @triton.jit
-def keep(AT, G, T, q, M: tl.constexpr):
-    """Leave G, T [BB, M, M] and q [BB, M] of a layer."""
-    BB: tl.constexpr = q.shape[0]
-    b = tl.arange(0, BB)[:, None, None]
-    at = AT + (b * M + tl.arange(0, M)[None, :, None]) * M + tl.arange(0, M)[None, None, :]
-    tl.store(at, G)
-    tl.store(at + BB * M * M, T)
-    tl.store(AT + 2 * BB * M * M + tl.arange(0, BB)[:, None] * M + tl.arange(0, M)[None, :], q)
-
-
-@triton.jit
-def kept(AT, BB: tl.constexpr, M: tl.constexpr):
-    """What `keep` has left."""
-    b = tl.arange(0, BB)[:, None, None]
-    at = AT + (b * M + tl.arange(0, M)[None, :, None]) * M + tl.arange(0, M)[None, None, :]
-    q = tl.load(AT + 2 * BB * M * M + tl.arange(0, BB)[:, None] * M + tl.arange(0, M)[None, :])
-    return tl.load(at), tl.load(at + BB * M * M), q
-
-
-@triton.jit
-def layer_matrix(A, C, G, rho, ROOM, m, H, PREC: tl.constexpr):
-    """T = rho I + sum_h A_h G C_h [BB, M, M], with A, C at [H, m, m]."""
-    BB: tl.constexpr = G.shape[0]
-    M: tl.constexpr = G.shape[1]
-    # The pad has rho as well: it multiplies zeros.
-    T = tl.where(tl.arange(0, M)[None, :, None] == tl.arange(0, M)[None, None, :], rho, 0.0).to(G.dtype)
-    T = tl.broadcast_to(T, (BB, M, M))
-    for h in range(H):
-        GC = product(G, tl.broadcast_to(matrix(C + h * m * m, m, M), (BB, M, M)), ROOM, PREC)
-        T += product(tl.broadcast_to(matrix(A + h * m * m, m, M), (BB, M, M)), GC, ROOM, PREC)
+def layer_matrix(
+    A, C, G, rho, AT, S0, S1, m, H, BB: tl.constexpr, M: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr
+):
+    """T = rho I + sum_h A_h G C_h, left AT, with A, C at [H, M, M]."""
+    T = diagonal(rho, AT, BB, M, DT)  # The pad has rho as well: it multiplies zeros.
+    for h in tl.range(0, H, disable_licm=True):
+        GC = product(G, parameter(C + h * M * M, BB, M), S0, m, M, PREC)
+        T = add(T, product(parameter(A + h * M * M, BB, M), GC, S1, m, M, PREC), M)
     return T
 
 
 @triton.jit
-def reverse_layer(A, C, DA, DC, to, G, T, q, Gb, qb, ROOM, m, H, PREC: tl.constexpr):
-    """Gb and qb below a layer, from those above; sums over the tile of dA and dC are left from `to` on, [H, m, m]."""
-    BB: tl.constexpr = G.shape[0]
-    M: tl.constexpr = G.shape[1]
-    TGb = product(T, Gb, ROOM, PREC)
-    Tb = outer(q, qb) + 2 * product(G, TGb, ROOM, PREC)
-    Gb = product(TGb, transpose(T), ROOM, PREC)
-    for h in range(H):
-        Ct = transpose(tl.broadcast_to(matrix(C + h * m * m, m, M), (BB, M, M)))
-        TbCt = product(Tb, Ct, ROOM, PREC)
+def reverse_layer(
+    A,
+    C,
+    DA,
+    DC,
+    to,
+    G,
+    T,
+    q,
+    Gb,
+    qb,
+    AT,
+    S0,
+    S1,
+    S2,
+    LINE,
+    m,
+    H,
+    BB: tl.constexpr,
+    M: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """Gb, left AT, and qb below a layer, from those above; sums over the tile of dA and dC are left from `to` on.
+
+    G and T are at their places, and read where they are used: tiles that wait for it would take registers.
+    """
+    TGb = product(matrix(T, BB, M), Gb, S0, m, M, PREC)
+    Tb = add_outer(product(matrix(G, BB, M), TGb, S1, m, M, PREC), q, qb, LINE, M, FACTOR=2)
+    tl.debug_barrier()
+    Gb = product(TGb, matrix(T, BB, M), AT, m, M, PREC, YT=True)
+    qb = apply(matrix(T, BB, M), qb, LINE, M)
+    for h in tl.range(0, H, disable_licm=True):
+        TbCt = product(Tb, parameter(C + h * M * M, BB, M), S0, m, M, PREC, YT=True)
         if DA is not None:
-            put_matrix(DA + to + h * m * m, tl.sum(product(TbCt, G, ROOM, PREC), 0, keep_dims=True), m, M)
-        At = transpose(tl.broadcast_to(matrix(A + h * m * m, m, M), (BB, M, M)))
+            put_product(DA + to + h * m * m, TbCt, matrix(G, BB, M), m, M, PREC)
+        Gb = add_symmetric(Gb, product(parameter(A + h * M * M, BB, M), TbCt, S2, m, M, PREC, XT=True), M)
         if DC is not None:
-            AtTb = product(At, Tb, ROOM, PREC)
-            put_matrix(DC + to + h * m * m, tl.sum(product(G, AtTb, ROOM, PREC), 0, keep_dims=True), m, M)
-        through = product(At, TbCt, ROOM, PREC)
-        Gb += 0.5 * (through + transpose(through))
-    return Gb, apply(T, qb)
+            tl.debug_barrier()
+            AtTb = product(parameter(A + h * M * M, BB, M), Tb, S2, m, M, PREC, XT=True)
+            put_product(DC + to + h * m * m, matrix(G, BB, M), AtTb, m, M, PREC)
+    return Gb, qb
 
 
 @triton.jit(do_not_specialize=[*SIZES, *PLACE_NAMES])
@@ -124,10 +131,10 @@ def attention_kernel(
     TILE,  # [3, tiles] task, first sequence in ORDER, number of sequences
     COEFFICIENT,  # [K] of a task's squared errors in the loss, or None
     P,  # [R, K, t, m] or None
-    A,  # [R, L, H, m, m] or None
-    C,  # [R, L, H, m, m] or None
+    A,  # [R, L, H, M, M] or None
+    C,  # [R, L, H, M, M] or None
     RHO,  # [L] factors of I, or None
-    W,  # [R, H, m, m]
+    W,  # [R, H, M, M]
     V,  # [R, H, K, m]
     HEAD,  # [R, K, m] or None
     YHAT,  # [R, B] or None
@@ -177,6 +184,7 @@ def attention_kernel(
     M: tl.constexpr,
     BN: tl.constexpr,
     PREC: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     """Tiles first_tile to last_tile: `groups` programs side by side share the trials of every tile that is theirs."""
     PLACE = (seed_low, seed_high, stream, step, offset_low, offset_high)
@@ -185,53 +193,69 @@ def attention_kernel(
         (DP is not None) or (DA is not None) or (DC is not None) or (DX is not None) or (DQ is not None)
     )
     needs_gradients: tl.constexpr = needs_reverse or (DW is not None) or (DV is not None) or (DH is not None)
-    FACTORS_ROOM: tl.constexpr = 2 * M * M * BB if M > 16 else 0  # the two of a product
-    KEPT: tl.constexpr = (2 * M * M + M) * BB if needs_reverse else 0  # of one layer
-    ROOM += pid * (FACTORS_ROOM + L * KEPT)
-    LAYERS = ROOM + FACTORS_ROOM
+    keeps: tl.constexpr = needs_reverse and (A is not None)
+    # In ROOM: Gx, and the sum of Gb over the trials; beyond M = 16 three matrices on their way, and Gb; two vectors;
+    # G, T and q, of each layer where the reverse needs them.
+    KEPT: tl.constexpr = (2 * M + 1) * M * BB
+    ROOM += pid * (SLOTS * M * M + 2 * M + KEPT + (L * KEPT if keeps else 0))
+    S0 = ROOM + 2 * BB * M * M
+    S1 = S0 + M * M
+    S2 = S1 + M * M
+    LINE = ROOM + SLOTS * M * M
+    LAYERS = LINE + 2 * M
+    layer_step = KEPT if keeps else 0
     for tile in range(first_tile + (pid // groups).to(tl.int32), last_tile, tl.num_programs(0) // groups):
         k, b, is_there = members(TILE, ORDER, tile, tiles, BB)
         j = tl.arange(0, M)[None, :]
+        AT_X = ROOM
         if X is None:
             sequence = sequence_of(b, PLACE)[:, None]
             task = tl.zeros((BB,), tl.int64) + k
-            beta = weights(sequence, task, PLACE, NUMBERS, MEANS, FACTORS, m - 1 - BIAS, DT, M, BIAS)
-            q0, y = question(sequence, beta, PLACE, NUMBERS, FEATURE, m - 1 - BIAS, NOISY, DT, M, BIAS)
-            Gx = drawn_gram(sequence, beta, PLACE, NUMBERS, FEATURE, ROOM, n, m - 1 - BIAS, NOISY, DT, M, BIAS)
+            beta = weights(sequence, task, PLACE, NUMBERS, MEANS, FACTORS, LINE, m - 1 - BIAS, DT, M, BIAS)
+            q0, y = question(sequence, beta, PLACE, NUMBERS, FEATURE, LINE, m - 1 - BIAS, NOISY, DT, M, BIAS)
+            Gx = drawn_gram(
+                sequence, beta, PLACE, NUMBERS, FEATURE, AT_X, S0, S1, LINE, n, m - 1 - BIAS, NOISY, DT, M, BIAS
+            )
         else:
             q0 = tl.load(Q + b[:, None] * qb + j * qj, mask=is_there[:, None] & (j < m), other=0.0).to(DT)  # [BB, M]
             if IS_GRAM:
-                Gx = given_gram(X, b, is_there, m, sb, si, sj, DT, M)
+                Gx = given_gram(X, b, is_there, m, sb, si, sj, AT_X, DT, M)
             else:
-                Gx = gram_of_tokens(X, b, is_there, n, m, sb, si, sj, DT, BB, M, BN, PREC)
+                Gx = hold(gram_of_tokens(X, b, is_there, n, m, sb, si, sj, DT, BB, M, BN, PREC), AT_X, M)
             if Y is not None:
                 y = tl.load(Y + b, mask=is_there, other=0.0)
         if SEE_QUERY:
-            Gx += outer(q0, q0)
+            Gx = add_outer(Gx, q0, q0, LINE, M)
+        AT_B = S2 + M * M
+        keep(Gx, AT_X, M)
         if DX is not None:
-            Gb_all = tl.zeros((BB, M, M), DT)
+            AT_ALL = AT_X + BB * M * M
+            keep(diagonal(0.0, AT_ALL, BB, M, DT), AT_ALL, M)
         if DQ is not None:
             qb_all = tl.zeros((BB, M), DT)
 
-        for r in range((pid % groups).to(tl.int32), R, groups):
+        for r in tl.range((pid % groups).to(tl.int32), R, groups, disable_licm=True):
             slot = (tile - first_tile).to(tl.int64) * R + r
-            G = Gx
             q = q0
-            if P is not None:
-                G += gram_of_prompt(P + (r * K + k) * t * m, t, m, DT, M)
+            G = add_prompt(matrix(AT_X, BB, M), P, (r * K + k) * t * m, t, m, LAYERS, M)
             if A is not None:
-                for layer in range(L):
-                    at = (tl.cast(r, tl.int64) * L + layer) * H * m * m
-                    T = layer_matrix(A + at, C + at, G, tl.load(RHO + layer), ROOM, m, H, PREC)
-                    if needs_reverse:
-                        keep(LAYERS + layer * KEPT, G, T, q, M)
-                    G = product(transpose(T), product(G, T, ROOM, PREC), ROOM, PREC)
-                    q = apply_transposed(T, q)
+                for layer in tl.range(0, L, disable_licm=True):
+                    AT = LAYERS + layer * layer_step
+                    at = (tl.cast(r, tl.int64) * L + layer) * H * M * M
+                    rho = tl.load(RHO + layer)
+                    T = layer_matrix(A + at, C + at, G, rho, AT + BB * M * M, S0, S1, m, H, BB, M, DT, PREC)
+                    if keeps:
+                        keep(G, AT, M)
+                        keep(T, AT + BB * M * M, M)
+                        tl.store(AT + 2 * BB * M * M + tl.arange(0, BB)[:, None] * M + j, q)
+                    GT = product(G, T, S0, m, M, PREC)
+                    G = product(T, GT, AT + layer_step, m, M, PREC, XT=True)
+                    q = apply_transposed(T, q, LINE, M)
             yhat = tl.zeros((BB,), DT)
-            for h in range(H):
-                w = matrix(W + (tl.cast(r, tl.int64) * H + h) * m * m, m, M)
+            for h in tl.range(0, H, disable_licm=True):
+                w = matrix(W + (tl.cast(r, tl.int64) * H + h) * M * M, 1, M)
                 v = vector(V + ((tl.cast(r, tl.int64) * H + h) * K + k) * m, m, M)
-                yhat += tl.sum(apply_transposed(w, q) * apply(G, v), 1)
+                yhat += tl.sum(apply_transposed(w, q, LINE, M) * apply(G, v, LINE, M), 1)
             if HEAD is not None:
                 head = vector(HEAD + (tl.cast(r, tl.int64) * K + k) * m, m, M)
                 yhat += tl.sum(q * head, 1)
@@ -246,20 +270,22 @@ def attention_kernel(
                 gy = tl.load(GY + tl.cast(r, tl.int64) * B + b, mask=is_there, other=0.0)
 
             if needs_gradients:
-                Gb = tl.zeros((BB, M, M), DT)
+                if needs_reverse:
+                    Gb = diagonal(0.0, AT_B, BB, M, DT)
                 back = tl.zeros((BB, M), DT)  # qb
-                for h in range(H):
-                    w = matrix(W + (tl.cast(r, tl.int64) * H + h) * m * m, m, M)
+                for h in tl.range(0, H, disable_licm=True):
+                    w = matrix(W + (tl.cast(r, tl.int64) * H + h) * M * M, 1, M)
                     v = vector(V + ((tl.cast(r, tl.int64) * H + h) * K + k) * m, m, M)
-                    ga = apply_transposed(w, q) * gy[:, None]
-                    gc = apply(G, v) * gy[:, None]
+                    ga = apply_transposed(w, q, LINE, M) * gy[:, None]
+                    gc = apply(G, v, LINE, M) * gy[:, None]
                     if DW is not None:
-                        put_matrix(DW + (slot * H + h) * m * m, tl.sum(outer(q, gc), 0, keep_dims=True), m, M)
+                        put_outer(DW + (slot * H + h) * m * m, q, gc, LINE, m, M)
                     if DV is not None:
-                        put_vector(DV + (slot * H + h) * m, tl.sum(apply(G, ga), 0, keep_dims=True), m, M)
+                        put_vector(DV + (slot * H + h) * m, tl.sum(apply(G, ga, LINE, M), 0, keep_dims=True), m, M)
                     if needs_reverse:
-                        Gb += 0.5 * (outer(ga, v) + outer(v, ga))
-                        back += apply(w, gc)
+                        Gb = add_outer(Gb, 0.5 * ga, v, LINE, M)
+                        Gb = add_outer(Gb, 0.5 * v, ga, LINE, M)
+                        back += apply(w, gc, LINE, M)
                 if HEAD is not None:
                     back += head * gy[:, None]
                     if DH is not None:
@@ -267,37 +293,39 @@ def attention_kernel(
             if needs_reverse:
                 if A is not None:
                     tl.debug_barrier()
-                    for above in range(L):
+                    for above in tl.range(0, L, disable_licm=True):
                         layer = L - 1 - above
-                        at = (tl.cast(r, tl.int64) * L + layer) * H * m * m
+                        AT = LAYERS + layer * layer_step
+                        at = (tl.cast(r, tl.int64) * L + layer) * H * M * M
                         to = (slot * L + layer) * H * m * m
-                        G, T, q = kept(LAYERS + layer * KEPT, BB, M)
-                        Gb, back = reverse_layer(A + at, C + at, DA, DC, to, G, T, q, Gb, back, ROOM, m, H, PREC)
+                        T_AT = AT + BB * M * M
+                        q = tl.load(AT + 2 * BB * M * M + tl.arange(0, BB)[:, None] * M + j)
+                        Gb, back = reverse_layer(
+                            A + at, C + at, DA, DC, to, AT, T_AT, q, Gb, back, AT_B, S0, S1, S2, LINE, m, H, BB, M, PREC
+                        )
                     tl.debug_barrier()
                 if DP is not None:
-                    Gb_tile = tl.sum(Gb, 0, keep_dims=True)  # [1, M, M]
+                    Gb_tile = total(Gb, M)
                     for i in range(t):
                         p = vector(P + ((r * K + k) * t + i) * m, m, M)
-                        put_vector(DP + (slot * t + i) * m, 2 * apply(Gb_tile, p), m, M)
+                        put_vector(DP + (slot * t + i) * m, 2 * apply(Gb_tile, p, LINE, M), m, M)
                 if DX is not None:
-                    Gb_all += Gb
+                    keep(add(matrix(AT_ALL, BB, M), Gb, M), AT_ALL, M)
                 if DQ is not None:
                     qb_all += back
                     if SEE_QUERY:
-                        qb_all += 2 * apply(Gb, q0)
+                        qb_all += 2 * apply(Gb, q0, LINE, M)
 
         if DQ is not None:
             tl.store(DQ + b[:, None] * m + j, qb_all, mask=is_there[:, None] & (j < m))
         if DX is not None:
-            column = tl.arange(0, M)[None, None, :]
+            Gb_all = matrix(AT_ALL, BB, M)
             if IS_GRAM:
-                i = tl.arange(0, M)[None, :, None]
-                there = is_there[:, None, None] & (i < m) & (column < m)
-                tl.store(DX + (b[:, None, None] * m + i) * m + column, Gb_all, mask=there)
+                put_gram(Gb_all, DX, b, is_there, m, M)
             else:
+                column = tl.arange(0, M)[None, None, :]
                 for first in range(0, n, BN):
-                    z = tokens(X, b, is_there, first, n, m, sb, si, sj, M, BN).to(DT)
-                    dz = 2 * tl.dot(z, Gb_all, input_precision=PREC, out_dtype=DT)
+                    dz = 2 * tokens_product(X, b, is_there, first, n, m, sb, si, sj, Gb_all, DT, BB, M, BN, PREC)
                     i = first + tl.arange(0, BN)[None, :, None]
                     there = is_there[:, None, None] & (i < n) & (column < m)
                     tl.store(DX + (b[:, None, None] * n + i) * m + column, dz, mask=there)

@@ -12,16 +12,8 @@ would find two. dW stays in registers over the RUN tiles; dv, dp and the squared
 import triton
 import triton.language as tl
 
-from fastlin.backends.triton.kernels.tiles import (
-    apply_transposed,
-    matrix,
-    members,
-    outer,
-    put_matrix,
-    put_vector,
-    tokens,
-    vector,
-)
+from fastlin.backends.triton.kernels.matrices import outer, put_matrix, put_vector, rows_at, vector
+from fastlin.backends.triton.kernels.tiles import members, tokens
 
 
 @triton.jit(
@@ -36,7 +28,7 @@ def stream_kernel(
     TILE,  # [3, tiles] task, first sequence in ORDER, number of sequences
     COEFFICIENT,  # [K] of a task's squared errors in the loss, or None
     P,  # [R, K, t, m] or None
-    W,  # [R, m, m] times the scale
+    W,  # [R, M, M] times the scale
     V,  # [R, K, m]
     YHAT,  # [R, B] or None
     SQUARES,  # [tiles here, R] or None
@@ -68,7 +60,7 @@ def stream_kernel(
     r = (tl.program_id(0) % R).to(tl.int64)
     group = (tl.program_id(0) // R).to(tl.int64)
     start = first_tile + group * RUN
-    w = matrix(W + r * m * m, m, M)  # [1, M, M]
+    w = tl.load(W + r * M * M + rows_at(0, M, M))[None, :, :]  # [1, M, M]
     if DW is not None:
         dW = tl.zeros((1, M, M), DT)
     for tile in range(start, tl.minimum(start + RUN, last_tile)):
@@ -77,7 +69,7 @@ def stream_kernel(
         j = tl.arange(0, M)[None, :]
         q = tl.load(Q + b[:, None] * qb + j * qj, mask=is_there[:, None] & (j < m), other=0.0).to(DT)  # [BB, M]
         v = vector(V + (r * K + k) * m, m, M)  # [1, M]
-        a = apply_transposed(w, q)  # [BB, M]
+        a = tl.sum(w * q[:, :, None], 1)  # [BB, M]
         c = tl.zeros((BB, M), DT)
         e = tl.zeros((BB, M), DT)
         if SEE_QUERY:
@@ -89,7 +81,7 @@ def stream_kernel(
                 c += p * tl.sum(p * v, 1, keep_dims=True)
                 e += p * tl.sum(p * a, 1, keep_dims=True)
         for first in range(0, n, BN):
-            z = tokens(X, b, is_there, first, n, m, sb, si, sj, M, BN).to(DT)  # [BB, BN, M]
+            z = tokens(X, b, is_there, first, n, 0, m, sb, si, sj, BN, M).to(DT)  # [BB, BN, M]
             zv = tl.sum(z * v[:, None, :], 2)  # [BB, BN]
             c += tl.sum(z * zv[:, :, None], 1)
             if DV is not None:
