@@ -29,7 +29,8 @@ from fastlin.experiments.leases import Lease
 from fastlin.experiments.train import train
 from fastlin.training.signals import ending_on_sigterm, interruptible
 
-# Between signs of life of a worker, and for a worker to end that is to.
+# Between signs of life of a worker, at most (`reproduce.LEAST_PATIENCE` is twice that), and for a worker to end that is
+# to.
 _SIGN_SECONDS, _LAST_SECONDS = 5.0, 60.0
 
 

@@ -20,7 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,21 @@ def take(cell: Path, generation: int, pid: int, every: float) -> Lease | None:
         lease.path.unlink(missing_ok=True)
         raise
     return lease
+
+
+def clear(cells: Iterable[Path]) -> None:
+    """Remove the leases on cells of a folder that have ended: of a call that died after it had said so.
+
+    Who is at work on such a cell all the same, having been taken for dead, leaves it.
+    """
+    by_folder: dict[Path, set[str]] = {}
+    for cell in cells:
+        by_folder.setdefault(cell.parent, set()).add(cell.name)
+    for folder, names in by_folder.items():
+        for name in os.listdir(folder) if folder.is_dir() else ():
+            key, _, generation = name.rpartition(_MARK)
+            if key.startswith(".") and key[1:] in names and generation.isdecimal():
+                (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from fastlin._files import replacing, write_json
 from fastlin._info import info
 from fastlin._tensors import FileError
 from fastlin.data.philox import integer
+from fastlin.experiments import leases
 from fastlin.experiments.farm import Order, Outcome, Trained, run
 from fastlin.experiments.panel_files import KIND, VERSION, outcome_of, outcome_path, read
 from fastlin.training.presets import PRESETS
@@ -95,6 +96,11 @@ SCALES = {
 }
 
 
+# Others may give a sign of life every 5 s only: who has less patience takes over what they are at work on, and they
+# from him, for ever.
+LEAST_PATIENCE = 10.0
+
+
 @dataclass(frozen=True)
 class Request:
     """How panels are to be made.
@@ -112,7 +118,7 @@ class Request:
     shard : tuple of int or None
         (i, N): the i-th of N shares of the cells, from 0, and nothing else; None is whatever no other call works on.
     patience : float
-        Seconds without a sign of life after which a cell of another call is taken over.
+        Seconds without a sign of life after which a cell of another call is taken over; `LEAST_PATIENCE` at least.
     """
 
     scale: str = "quick"
@@ -132,8 +138,8 @@ class Request:
             raise ValueError(f"jobs: got {self.jobs}, wants an integer >= 1")
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             raise ValueError(f"shard: got {self.shard[0]}/{self.shard[1]}, wants I/N with 0 <= I < N")
-        if not (self.patience > 0 and math.isfinite(self.patience)):
-            raise ValueError(f"patience: got {self.patience}, wants a number of seconds > 0")
+        if not (self.patience >= LEAST_PATIENCE and math.isfinite(self.patience)):
+            raise ValueError(f"patience: got {self.patience}, wants a number of seconds >= {LEAST_PATIENCE:g}")
 
     def of(self, panel: Figure, cells: Sequence[Any]) -> dict[str, Any]:
         """What decides the numbers of a panel with these cells."""
@@ -221,6 +227,15 @@ class Folder:
         """Whether all cells of a panel have ended, since this call began or before."""
         self._gather(name)
         return all(entry["state"] in ("done", "failed") for entry in self.records[name]["cells"])
+
+    def ended(self) -> list[Path]:
+        """Folders of the cells that have been trained to the end."""
+        return [
+            self.path / "cells" / name / entry["key"]
+            for name, record in self.records.items()
+            for entry in record["cells"]
+            if entry["row"] is not None
+        ]
 
     def _gather(self, name: str, key: str | None = None) -> bool:
         """Take over what others have noted of a panel's cells, or of one; returns whether that was news."""
@@ -339,6 +354,7 @@ def reproduce(
             finish(panel.name)
     if orders:
         run(orders, request.jobs, request.patience, settled, over, tick)
+    leases.clear(folder.ended())
     for panel in panels if orders else ():
         held = read(out / f"{panel.name}.json")
         # The panel with a layer less may have ended after this one, and whoever trained the last cell may have died.

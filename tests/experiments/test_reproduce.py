@@ -67,6 +67,24 @@ def test_the_papers_panels():
     assert {cell.model for cell in prompts.PANELS["A2b"].cells()} == {"stack"}
 
 
+def test_leases_of_a_call_that_died_at_the_end_of_a_cell(tmp_path, in_process):
+    """Between the note of what became of the cell and the end of the lease a call draws pictures, and may be killed."""
+
+    def ends_here(record, cell):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(["2c"], tmp_path, ended=ends_here)
+    cell = tmp_path / "cells/2c" / read_json(tmp_path / "2c.json")["cells"][0]["key"]
+    assert leases.generations(cell) == [0]
+    assert leases.take(cell, 1, os.getpid(), 5.0)
+    other = tmp_path / "cells/2c/.another-cell.lease.0"
+    other.touch()
+    run(["2c"], tmp_path)
+    assert leases.generations(cell) == []
+    assert other.exists()
+
+
 def test_a_panel(tmp_path, in_process):
     ended = []
     records, drawn = run(["2a"], tmp_path, ended=lambda record, cell: ended.append(cell["key"]))
@@ -403,7 +421,10 @@ def test_the_claims_command(tmp_path, monkeypatch, capsys):
         (["reproduce", "2a", "--preset", "tunde"], "did you mean tuned"),
         (["reproduce", "2a", "--jobs", "0"], "jobs: got 0, wants an integer >= 1"),
         (["reproduce", "2a", "--seed", "-1"], "seed: got -1"),
-        (["reproduce", "2a", "--patience", "0"], "patience: got 0.0, wants a number of seconds > 0"),
+        (["reproduce", "2a", "--patience", "0"], "patience: got 0.0, wants a number of seconds >= 10"),
+        (["reproduce", "2a", "--patience", "9.9"], "patience: got 9.9, wants a number of seconds >= 10"),
+        (["reproduce", "2a", "--patience", "nan"], "patience: got nan, wants a number of seconds >= 10"),
+        (["reproduce", "2a", "--patience", "inf"], "patience: got inf, wants a number of seconds >= 10"),
         (["reproduce", "claims", "--shard", "0/2"], "claims: got --preset or --jobs or --shard"),
         (["status", "nowhere"], "nowhere: no such folder"),
         (["plot", "."], "holds no panel"),
