@@ -164,7 +164,14 @@ def _add_train(commands: Any) -> None:
         metavar="R,R,...",
         help="plain, fine-tune, one-prompt, joint, joint+heads, heads, or all",
     )
-    command.add_argument("--n", type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
+    # torchrun takes --n for one of its own options, wherever it stands; -n it hands on.
+    command.add_argument(
+        "-n",
+        "--n",
+        type=_lengths,
+        metavar="N,N,...",
+        help="context lengths, in place of the config's",
+    )
     command.add_argument("--model", default="full", help="reduced, full, separate, stack or softmax (default: full)")
     command.add_argument("--layers", type=int, default=1, metavar="L", help="of a stack")
     command.add_argument("--attention-heads", type=int, default=1, metavar="H")
@@ -230,7 +237,7 @@ def _add_reproduce(commands: Any) -> None:
         default=180.0,
         metavar="SECONDS",
         help="take over a cell whose worker, on another machine or stuck, gave no sign of life for so long "
-        "(default: 180)",
+        "(default: 180, at least 10)",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/SCALE)")
     command.set_defaults(run=_reproduce)

@@ -23,6 +23,10 @@ from torch.distributed.rendezvous import rendezvous
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _CPU = torch.device("cpu")
+# Processes, and bytes, whose sums one of them makes: on 2 cores two took 0.15 ms for 1.8 with gloo's all_reduce, which
+# hands each of its many messages from thread to thread, and four took 0.6 for 6.5. Of more bytes all send a part.
+_FEW, _SMALL = 8, 1 << 18
+_SUM = 26220  # no number that messages of a caller's own are likely to have
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,28 @@ class Team:
 
     def add(self, values: Tensor) -> None:
         """Add up over all processes, in place."""
-        if self.size > 1:
-            with self._reaching():
+        if self.size == 1:
+            return
+        with self._reaching():
+            if self.device.type == "cpu" and self.size <= _FEW and values.nbytes <= _SMALL:
+                self._add_in_first(values)
+            else:
                 distributed.all_reduce(values)
+
+    def _add_in_first(self, values: Tensor) -> None:
+        """Add up in the first process, in the order of the processes, which then have the sum from it."""
+        if not self.first:
+            distributed.send(values, 0, tag=_SUM)
+            distributed.recv(values, 0, tag=_SUM)
+            return
+        others = range(1, self.size)
+        parts = [torch.empty_like(values) for _ in others]
+        received = [distributed.irecv(part, rank, tag=_SUM) for rank, part in zip(others, parts, strict=True)]
+        for part, work in zip(parts, received, strict=True):
+            _end(work)
+            values += part
+        for work in [distributed.isend(values, rank, tag=_SUM) for rank in others]:
+            _end(work)
 
     def told(self, make: Callable[[], tuple[Any, dict[str, Tensor]]]) -> tuple[Any, dict[str, Tensor]]:
         """What `make` gives in the first process, given to all: a value that JSON has, and tensors on the CPU by name.
@@ -111,6 +134,11 @@ class Team:
                 f"process {self.rank} of {self.size}: another process of the run has ended or cannot be reached; "
                 f"resume=True (--resume) goes on from the last checkpoint ({reason})"
             ) from error
+
+
+def _end(work: distributed.Work | None) -> None:
+    assert work is not None  # all processes are of the group
+    work.wait()
 
 
 ALONE = Team()
