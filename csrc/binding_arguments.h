@@ -1,22 +1,30 @@
 // How the modules that Python imports take their arguments: sizes, strides and addresses, in the order in
-// which fastlin/backends/packing.py and draw.py pack them.
+// which fastlin/backends/compiled.py and draw.py pack them, checked.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "binding_checks.h"
 #include "kernels.h"
 
 namespace fastlin {
 
 using Addresses = std::vector<std::uintptr_t>;
 
+inline void check_count(const char* name, const Addresses& addresses, std::size_t count) {
+  if (addresses.size() != count) {
+    refuse(name, std::to_string(addresses.size()) + " addresses", std::to_string(count));
+  }
+}
+
 template <class T>
 T* at(const Addresses& addresses, std::size_t i) {
-  return reinterpret_cast<T*>(addresses.at(i));
+  return reinterpret_cast<T*>(addresses[i]);
 }
 
 // (d, n, K, bias, period), (radius, noise_std), addresses of (means, factors, cumulative, strata,
@@ -26,6 +34,9 @@ using SourceTuple =
 
 inline Source source_of(const SourceTuple& given) {
   const auto& [sizes, numbers, addresses, place] = given;
+  check_count("source", addresses, 5);
+  check_below("step", static_cast<std::int64_t>(place[2]), kMaxSteps);
+  check_below("stream", static_cast<std::int64_t>(place[3]), kMaxStreams);
   Source S{};
   S.d = sizes[0], S.n = sizes[1], S.K = sizes[2], S.bias = sizes[3] != 0, S.period = sizes[4];
   S.radius = numbers[0], S.noise_std = numbers[1];
@@ -34,6 +45,7 @@ inline Source source_of(const SourceTuple& given) {
   S.feature_factor = at<const double>(addresses, 4);
   S.seed = place[0], S.offset = place[1];
   S.step = static_cast<std::uint32_t>(place[2]), S.stream = static_cast<std::uint32_t>(place[3]);
+  check(S);
   return S;
 }
 
@@ -49,6 +61,8 @@ struct Call {
        const Addresses& inputs,   // x, q, task, p, A, C, W, v, h, y, weight, gy, counts
        const Addresses& outputs,  // in the order of Results
        const std::optional<SourceTuple>& given) {
+    check_count("inputs", inputs, 13);
+    check_count("results", outputs, 11);
     Problem<T>& P = problem;
     P.B = sizes[0], P.n = sizes[1], P.m = sizes[2], P.K = sizes[3], P.t = sizes[4];
     P.R = sizes[5], P.H = sizes[6], P.layers = sizes[7], P.total = sizes[8];
@@ -70,6 +84,7 @@ struct Call {
     out.dx = at<T>(outputs, 3), out.dq = at<T>(outputs, 4), out.dp = at<T>(outputs, 5);
     out.dA = at<T>(outputs, 6), out.dC = at<T>(outputs, 7), out.dW = at<T>(outputs, 8);
     out.dv = at<T>(outputs, 9), out.dh = at<T>(outputs, 10);
+    check(P, out);
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -80,8 +95,18 @@ struct Call {
 };
 
 template <class T>
-Sample<T> sample_of(const Addresses& results) {
-  return {at<T>(results, 0), at<T>(results, 1), at<T>(results, 2), at<std::int64_t>(results, 3)};
+Sample<T> sample_of(const Source& S, std::int64_t B, bool is_gram, const Addresses& results) {
+  check_count("results", results, 4);
+  Sample<T> out{at<T>(results, 0), at<T>(results, 1), at<T>(results, 2), at<std::int64_t>(results, 3)};
+  check(S, B, is_gram, out);
+  return out;
+}
+
+inline std::int64_t* tasks_of(std::uintptr_t address, std::int64_t B) {
+  check_within("batch", B, 0, kMaxElements);
+  auto* task = reinterpret_cast<std::int64_t*>(address);
+  check_array("task", task, B, Use::kNeeded);
+  return task;
 }
 
 }  // namespace fastlin

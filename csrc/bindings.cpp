@@ -6,53 +6,19 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "binding_arguments.h"
-#include "core/philox.h"
+#include "binding_checks.h"
 #include "kernels.h"
 
 namespace py = pybind11;
 
 namespace fastlin {
 namespace {
-
-void check_below(const char* name, std::int64_t value, std::int64_t limit) {
-  if (value < 0 || value >= limit) {
-    throw py::value_error(std::string(name) + ": got " + std::to_string(value) +
-                          ", wants an integer in [0, " + std::to_string(limit) + ")");
-  }
-}
-
-template <class T>
-T* pointer(std::uintptr_t address, std::int64_t rows, std::int64_t columns) {
-  // rows * columns * sizeof(T) stays addressable, so no index overflows.
-  constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / sizeof(T);
-  check_below("rows", rows, columns == 0 ? kMaxElements : kMaxElements / columns);
-  if (address == 0 && rows > 0 && columns > 0) {
-    throw py::value_error("address: got 0, wants the address of a buffer of rows * columns elements");
-  }
-  if (address % alignof(T) != 0) {
-    throw py::value_error("address: got " + std::to_string(address) + ", wants a multiple of " +
-                          std::to_string(alignof(T)));
-  }
-  return reinterpret_cast<T*>(address);
-}
-
-Draws draws_of(std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
-               std::int64_t block, std::int64_t columns) {
-  check_below("block", block, kMaxBlocks);
-  check_below("columns", columns, 4 * (kMaxBlocks - block) + 1);
-  check_below("step", step, kMaxSteps);
-  check_below("stream", stream, kMaxStreams);
-  return {seed, offset, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(step),
-          static_cast<std::uint32_t>(stream)};
-}
 
 // The one of that name, or the best for an empty name.
 const InstructionSet& instruction_set(const std::string& name) {
@@ -71,26 +37,31 @@ const Kernels<T>& kernels_of(const InstructionSet& set) {
   }
 }
 
-// Calls f(kernels, out) with those of a dtype by name, without the GIL.
+bool is_double(const std::string& dtype) {
+  if (dtype != "float32" && dtype != "float64") refuse("dtype", "'" + dtype + "'", "'float32' or 'float64'");
+  return dtype == "float64";
+}
+
+// Calls f(kernels, out) with those of a dtype by name, without the GIL; nothing is done for an empty array.
 template <class F>
 void with_buffer(const InstructionSet& set, const std::string& dtype, std::uintptr_t address,
                  std::int64_t rows, std::int64_t columns, F f) {
-  if (dtype == "float32") {
-    float* out = pointer<float>(address, rows, columns);
+  const auto call = [&](const auto& kernels, auto* out) {
+    if (rows == 0 || columns == 0) return;
     py::gil_scoped_release release;
-    f(set.single, out);
-  } else if (dtype == "float64") {
-    double* out = pointer<double>(address, rows, columns);
-    py::gil_scoped_release release;
-    f(set.dbl, out);
+    f(kernels, out);
+  };
+  if (is_double(dtype)) {
+    call(set.dbl, filled_array<double>("address", address, rows, columns));
   } else {
-    throw py::value_error("dtype: got '" + dtype + "', wants 'float32' or 'float64'");
+    call(set.single, filled_array<float>("address", address, rows, columns));
   }
 }
 
 void fill_uniform(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
                   std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
                   std::int64_t block, const std::string& set, int threads) {
+  check_threads(threads);
   const Draws draws = draws_of(seed, step, stream, offset, block, columns);
   with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
     kernels.fill_uniform(out, rows, columns, draws, threads);
@@ -100,6 +71,7 @@ void fill_uniform(std::uintptr_t address, std::int64_t rows, std::int64_t column
 void fill_normal(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
                  std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
                  std::int64_t block, const std::string& set, int threads) {
+  check_threads(threads);
   const Draws draws = draws_of(seed, step, stream, offset, block, columns);
   with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
     kernels.fill_normal(out, rows, columns, draws, threads);
@@ -109,9 +81,10 @@ void fill_normal(std::uintptr_t address, std::int64_t rows, std::int64_t columns
 void fill_chi(std::uintptr_t address, std::int64_t rows, const std::vector<std::int64_t>& freedom,
               const std::string& dtype, std::uint64_t seed, std::int64_t step, std::int64_t stream,
               std::uint64_t offset, std::int64_t block, const std::string& set, int threads) {
+  check_threads(threads);
   const auto slots = static_cast<std::int64_t>(freedom.size());
   const Draws draws = draws_of(seed, step, stream, offset, block, 0);
-  check_below("slots", slots, (kMaxBlocks - block) / kBlocksPerChi + 1);
+  check_slots(slots, block);
   with_buffer(instruction_set(set), dtype, address, rows, slots, [&](const auto& kernels, auto* out) {
     kernels.fill_chi(out, freedom.data(), rows, slots, draws, threads);
   });
@@ -119,7 +92,7 @@ void fill_chi(std::uintptr_t address, std::int64_t rows, const std::vector<std::
 
 void box_muller(std::uintptr_t address, std::uintptr_t words, std::int64_t pairs, const std::string& dtype,
                 const std::string& set) {
-  const std::uint32_t* given = pointer<std::uint32_t>(words, pairs, 2);
+  const std::uint32_t* given = filled_array<std::uint32_t>("words", words, pairs, 2);
   with_buffer(instruction_set(set), dtype, address, pairs, 2,
               [&](const auto& kernels, auto* out) { kernels.box_muller(given, pairs, out); });
 }
@@ -171,10 +144,13 @@ std::string attention(const InstructionSet& set, int threads, const Call<T>& cal
 template <class T>
 std::string gram(const InstructionSet& set, int threads, const std::array<std::int64_t, 5>& sizes,
                  const Addresses& addresses) {
-  const auto [B, n, m, batch, row] = sizes;
-  run([&, B = B, n = n, m = m, batch = batch, row = row](Interrupt interrupt) {
-    return kernels_of<T>(set).gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1),
-                                   threads, interrupt);
+  const std::int64_t B = sizes[0], n = sizes[1], m = sizes[2], batch = sizes[3], row = sizes[4];
+  check_count("addresses", addresses, 2);
+  const T* z = at<const T>(addresses, 0);
+  T* G = at<T>(addresses, 1);
+  check_gram(z, G, B, n, m, batch, row);
+  run([&](Interrupt interrupt) {
+    return kernels_of<T>(set).gram(z, batch, row, B, n, m, G, threads, interrupt);
   });
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 gram" : " float64 gram");
 }
@@ -183,7 +159,8 @@ template <class T>
 std::string sample(const InstructionSet& set, int threads, const SourceTuple& source, std::int64_t B,
                    bool is_gram, const Addresses& results) {
   const Source S = source_of(source);
-  const Sample<T> out = sample_of<T>(results);
+  const Sample<T> out = sample_of<T>(S, B, is_gram, results);
+  check_strata(S, B);
   run([&](Interrupt interrupt) { return kernels_of<T>(set).sample(S, B, is_gram, out, threads, interrupt); });
   return std::string(set.name) + (sizeof(T) == sizeof(float) ? " float32 " : " float64 ") +
          (is_gram ? "sampled gram" : "sampled tokens");
@@ -204,6 +181,7 @@ void define_attention(py::module_& m) {
          const Factors& factors, const Flags& flags, const Addresses& inputs, const Addresses& results,
          const std::optional<SourceTuple>& source) {
         const InstructionSet& set = instruction_set(name);
+        check_threads(threads);
         return dbl ? attention<double>(set, threads,
                                        {sizes, strides, factors, flags, inputs, results, source})
                    : attention<float>(set, threads,
@@ -217,6 +195,7 @@ void define_attention(py::module_& m) {
       "sample",
       [](const std::string& set, bool dbl, int threads, const SourceTuple& source, std::int64_t B,
          bool is_gram, const Addresses& results) {
+        check_threads(threads);
         return (dbl ? &sample<double> : &sample<float>)(instruction_set(set), threads, source, B, is_gram,
                                                         results);
       },
@@ -227,11 +206,11 @@ void define_attention(py::module_& m) {
       "sample_tasks",
       [](const std::string& set, int threads, const SourceTuple& source, std::int64_t B,
          std::uintptr_t task) {
+        check_threads(threads);
         const Source S = source_of(source);
-        run([&](Interrupt interrupt) {
-          return instruction_set(set).single.sample_tasks(S, B, reinterpret_cast<std::int64_t*>(task),
-                                                          threads, interrupt);
-        });
+        std::int64_t* out = tasks_of(task, B);
+        const Kernels<float>& kernels = instruction_set(set).single;
+        run([&](Interrupt interrupt) { return kernels.sample_tasks(S, B, out, threads, interrupt); });
       },
       "Tasks [batch] of drawn sequences.", py::arg("instruction_set"), py::arg("threads"), py::arg("source"),
       py::arg("batch"), py::arg("task"));
@@ -239,6 +218,7 @@ void define_attention(py::module_& m) {
       "gram",
       [](const std::string& set, bool dbl, int threads, const std::array<std::int64_t, 5>& sizes,
          const Addresses& addresses) {
+        check_threads(threads);
         return (dbl ? &gram<double> : &gram<float>)(instruction_set(set), threads, sizes, addresses);
       },
       "Gram matrices of tokens; returns the kernel that ran.", py::arg("instruction_set"), py::arg("float64"),
@@ -246,12 +226,12 @@ void define_attention(py::module_& m) {
   m.def(
       "fma_chains",
       [](std::int64_t iterations, const std::string& dtype, const std::string& name) {
+        constexpr std::int64_t kMost = std::int64_t{1} << 32;  // a minute: it does not look for signals
+        check_within("iterations", iterations, 0, kMost);
         const InstructionSet& set = instruction_set(name);
-        if (dtype != "float32" && dtype != "float64") {
-          throw py::value_error("dtype: got '" + dtype + "', wants 'float32' or 'float64'");
-        }
+        const bool dbl = is_double(dtype);
         py::gil_scoped_release release;
-        return dtype == "float64" ? set.dbl.fma_chains(iterations) : set.single.fma_chains(iterations);
+        return dbl ? set.dbl.fma_chains(iterations) : set.single.fma_chains(iterations);
       },
       "Run independent multiply-adds on this thread; returns the number of floating-point operations.",
       py::arg("iterations"), py::arg("dtype"), py::arg("instruction_set") = "");

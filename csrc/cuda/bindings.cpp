@@ -37,9 +37,21 @@ void launched(const char* name, Launch launch) {
   if (error != 0) throw std::runtime_error(std::string("CUDA: ") + name + ": " + describe(error));
 }
 
+// `bytes` says how many there should be: asked only when there is no workspace.
+template <class Bytes>
+void check_workspace(std::uintptr_t address, Bytes bytes) {
+  check_array("workspace", reinterpret_cast<const double*>(address), address == 0 ? bytes() : 0,
+              Use::kNeeded);
+}
+
 template <class T>
 void attend(const Call<T>& call, const std::array<std::uintptr_t, 3>& order, std::uintptr_t workspace,
             int device, std::uintptr_t stream) {
+  for (const std::uintptr_t address : order) {
+    check_array("order", reinterpret_cast<const std::int64_t*>(address), call.problem.B,
+                call.problem.K > 1 ? Use::kNeeded : Use::kOptional);
+  }
+  check_workspace(workspace, [&] { return workspace_bytes(call.problem, call.results, device); });
   const Order sorted{reinterpret_cast<const std::int64_t*>(order[0]),
                      reinterpret_cast<const std::int64_t*>(order[1]),
                      reinterpret_cast<const std::int64_t*>(order[2])};
@@ -52,19 +64,22 @@ template <class T>
 void form_gram(const std::array<std::int64_t, 5>& sizes, const Addresses& addresses, std::uintptr_t workspace,
                int device, std::uintptr_t stream) {
   const std::int64_t B = sizes[0], n = sizes[1], m = sizes[2], batch = sizes[3], row = sizes[4];
-  launched("gram", [&] {
-    return gram(at<const T>(addresses, 0), batch, row, B, n, m, at<T>(addresses, 1), pointer(workspace),
-                device, pointer(stream));
-  });
+  check_count("addresses", addresses, 2);
+  const T* z = at<const T>(addresses, 0);
+  T* G = at<T>(addresses, 1);
+  check_gram(z, G, B, n, m, batch, row);
+  check_workspace(workspace, [&] { return gram_bytes<T>(B, n, m, device); });
+  launched("gram",
+           [&] { return gram(z, batch, row, B, n, m, G, pointer(workspace), device, pointer(stream)); });
 }
 
 template <class T>
 void draw(const SourceTuple& source, std::int64_t B, bool is_gram, const Addresses& results,
           std::uintptr_t workspace, int device, std::uintptr_t stream) {
   const Source S = source_of(source);
-  launched("sample", [&] {
-    return sample(S, B, is_gram, sample_of<T>(results), pointer(workspace), device, pointer(stream));
-  });
+  const Sample<T> out = sample_of<T>(S, B, is_gram, results);
+  check_workspace(workspace, [&] { return sample_bytes<T>(S, B, is_gram, device); });
+  launched("sample", [&] { return sample(S, B, is_gram, out, pointer(workspace), device, pointer(stream)); });
 }
 
 void define_attention(py::module_& m) {
@@ -105,6 +120,7 @@ void define_attention(py::module_& m) {
   m.def(
       "gram_workspace",
       [](bool dbl, int device, const std::array<std::int64_t, 5>& sizes) {
+        check_gram_sizes(sizes[0], sizes[1], sizes[2]);
         return (dbl ? &gram_bytes<double> : &gram_bytes<float>)(sizes[0], sizes[1], sizes[2], device);
       },
       "Bytes of device memory that `gram` works in.", py::arg("float64"), py::arg("device"),
@@ -124,6 +140,7 @@ void define_sample(py::module_& m) {
       "sample_workspace",
       [](bool dbl, int device, const SourceTuple& source, std::int64_t B, bool is_gram) {
         const Source S = source_of(source);
+        check_within("batch", B, 0, kMaxElements);
         return (dbl ? &sample_bytes<double> : &sample_bytes<float>)(S, B, is_gram, device);
       },
       "Bytes of device memory that `sample` works in.", py::arg("float64"), py::arg("device"),
@@ -141,9 +158,8 @@ void define_sample(py::module_& m) {
       "sample_tasks",
       [](int device, std::uintptr_t stream, const SourceTuple& source, std::int64_t B, std::uintptr_t task) {
         const Source S = source_of(source);
-        launched("sample_tasks", [&] {
-          return sample_tasks(S, B, reinterpret_cast<std::int64_t*>(task), device, pointer(stream));
-        });
+        std::int64_t* out = tasks_of(task, B);
+        launched("sample_tasks", [&] { return sample_tasks(S, B, out, device, pointer(stream)); });
       },
       "Tasks [batch] of drawn sequences, enqueued.", py::arg("device"), py::arg("stream"), py::arg("source"),
       py::arg("batch"), py::arg("task"));

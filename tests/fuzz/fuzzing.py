@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FunctionType
 
 import torch
+from compiled_calls import Compiled
+from finds import Find
 
 import fastlin as fl
 from fastlin import _tensors
@@ -63,10 +65,6 @@ def mutated(data, source):
         else:
             data[at : at + 8] = struct.pack("<Q", source.choice((0, 1, 7, 1 << 31, 1 << 63, len(data), (1 << 64) - 1)))
     return bytes(data)
-
-
-class Find(Exception):
-    """An error that does not say what it is about."""
 
 
 class Reader:
@@ -260,61 +258,10 @@ class Calls:
             loss.sum().backward()
 
 
-class Kernels:
-    """The functions of the compiled module on a buffer that is as large as they are told, with any other numbers."""
-
-    corpus = (bytes(64),)
-    numbers = (
-        0,
-        1,
-        2,
-        3,
-        7,
-        255,
-        1 << 31,
-        (1 << 32) - 1,
-        1 << 32,
-        (1 << 40) - 1,
-        1 << 62,
-        (1 << 63) - 1,
-        -1,
-        -(1 << 63),
-    )
-
-    def __init__(self):
-        from fastlin import _C
-
-        self._module, self._buffer = _C, torch.empty(4096, dtype=torch.float64)
-
-    def __call__(self, data):
-        source = random.Random(data)
-        try:
-            self._call(source)
-        except (ValueError, TypeError, IndexError):
-            return
-
-    def _call(self, source):
-        address = source.choice((self._buffer.data_ptr(),) * 6 + (0, self._buffer.data_ptr() + 1))
-        rows, columns = source.choice((0, 1, 3, 17)), source.choice((0, 1, 5, 64))
-        if source.random() < 0.3:
-            rows = source.choice((*self.numbers[6:],))  # too many for any buffer: an error, whatever the columns
-            columns = source.choice(self.numbers[6:])
-        seed, step, stream, offset, block = (source.choice(self.numbers) for _ in range(5))
-        dtype = source.choice(("float32", "float64", "float16", ""))
-        instruction_set = source.choice(("", "", "avx2", "scalar", "nonsense"))
-        name = source.choice(("fill_uniform", "fill_normal", "fill_chi"))
-        what = [source.choice((1, 2, 1 << 20)) for _ in range(min(abs(columns), 64))] if name == "fill_chi" else columns
-        if name == "fill_chi" and rows * len(what) > 4096 and rows < (1 << 60):
-            rows = 3
-        getattr(self._module, name)(
-            address, rows, what, dtype, seed, step, stream, offset, block, instruction_set, source.choice((1, 1, 2))
-        )
-
-
 def targets():
     """Everything that is fuzzed, with its share of the executions."""
     found = {name: (reader, 3 if name == "config" else 12) for name, reader in readers().items()}
-    return {**found, "calls": (Calls(), 12), "kernels": (Kernels(), 12)}
+    return {**found, "calls": (Calls(), 12), "compiled": (Compiled(), 12)}
 
 
 def fuzz(name, target, executions, seed):
