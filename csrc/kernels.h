@@ -125,7 +125,7 @@ struct InstructionSet {
 const std::vector<const InstructionSet*>& instruction_sets();
 
 // How `attention` goes about a problem: "streamed", "gram", "stack", "sampled" or "sampled stack"; "gram
-// trials" or "sampled trials" when trials lie in lanes.
+// trials" or "sampled trials" when trials lie in lanes, "streamed columns" when columns do.
 template <class T>
 std::string path_of(const Problem<T>& problem, const Results<T>& results, int lanes);
 

@@ -198,14 +198,14 @@ def results(case: Case, module: Any = fl, *, kernel: str | None = None, **option
 
 @contextmanager
 def _only(kernel: str | None) -> Iterator[None]:
-    """What runs inside is served by a kernel of the cpu backend, whether its lanes are sequences or trials."""
+    """What runs inside is served by a kernel of the cpu backend, whatever lies in lanes: sequences, trials, columns."""
     if kernel is None:
         yield
         return
     cpu.last_kernel = None
     yield
     assert cpu.last_kernel is not None
-    assert cpu.last_kernel.removesuffix(" trials") == kernel.removesuffix(" trials")
+    assert cpu.last_kernel.removesuffix(" trials").removesuffix(" columns") == kernel.removesuffix(" trials")
 
 
 def check(case: Case) -> None:

@@ -37,7 +37,10 @@ struct FreeAligned {
 };
 using Memory = std::unique_ptr<std::byte[], FreeAligned>;
 
-inline Memory allocate(std::size_t bytes) {
+// Room for `count` pieces, which may be more than any memory has.
+inline Memory allocate(std::size_t each, std::size_t count = 1) {
+  std::size_t bytes;
+  if (__builtin_mul_overflow(each, count, &bytes)) throw std::bad_alloc();
   return Memory(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(Arena::kLine))));
 }
 

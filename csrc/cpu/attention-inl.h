@@ -31,7 +31,8 @@ class Worker {
         chunk(arena, plan),
         layers(arena, plan.problem, out),
         data(arena, plan, out, chunk),
-        lane_trials(arena, plan, out, chunk) {
+        lane_trials(arena, plan, out, chunk),
+        columns(arena, plan, out, chunk) {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     const std::int64_t n = P.source != nullptr ? 0 : P.n;
@@ -100,6 +101,9 @@ class Worker {
 
   // Returns false when the call is to stop, which is asked for every few tiles.
   bool work(Stop& stop, int thread) {
+    if constexpr (V::quads > 0) {
+      if (plan.in_columns) return columns.run(records, block_dW, stop, thread);
+    }
     for (std::int64_t tile = 0; !streamed && tile < chunk.tiles; ++tile) {
       if (stop.now(thread)) return false;
       form_gram(tile);
@@ -117,7 +121,7 @@ class Worker {
   }
 
   Tokens<T> tokens_of(std::int64_t tile) const {
-    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m, plan.far};
+    return {chunk.x + tile * N, chunk.x + (tile + 1) * N, P.x_row, P.n, m};
   }
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
@@ -235,9 +239,7 @@ class Worker {
     const T *vi = v_of(i), *ai = a_of(tile, i);
     T *ci = c + i * m * N, *ei = e + i * m * N;
     if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vi, ai, ci, ei);
-    const Tokens<T> tokens = tokens_of(tile);
-    tokens.prefetch();
-    Streamed<T>::template apply<kE>(tokens, 0, P.n, vi, ai, ci, ei, scratch);
+    Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vi, ai, ci, ei, scratch);
   }
 
   // The last layer of one tile: predictions, errors, and all gradients but dW.
@@ -408,6 +410,7 @@ class Worker {
   Layers<T> layers;
   DataGradients<T> data;
   LaneTrials<T> lane_trials;
+  Columns<T> columns;
   std::optional<Sampler<T>> sampler;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
   std::int64_t dW_rows = 0;                               // summed up at a time

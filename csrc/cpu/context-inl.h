@@ -3,61 +3,6 @@
 // a token, and shared by all trials and heads. One vector reads each token once: 4 n m bytes a sequence in
 // float32. Long sums are taken in halves, so that their error grows with log n.
 
-template <class T>
-struct Tokens {
-  using V = Vec<T>;
-  using L = Tile<T>;
-  static constexpr std::int64_t N = V::size;
-  // Tokens that are transposed at a time: 8 of them are whole vectors in every lane, and stay in L1 up to m
-  // = 64.
-  static constexpr std::int64_t kMost = 8;
-  static std::int64_t group(std::int64_t m) { return m <= 64 ? kMost : 4; }
-  static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
-
-  const T* const* rows;  // [lanes] first token of each
-  const T* const* next;  // [lanes] of the tile that comes after; null when that is not known
-  std::int64_t row;      // stride of tokens
-  std::int64_t n, m;
-  bool far = false;  // whether they come from memory, not from a cache
-
-  // tile [count, m, lanes] of tokens first, first + 1, ...
-  void load(std::int64_t first, std::int64_t count, T* tile) const {
-    if (row == m) {
-      L::load(rows, first * m, count * m, tile);
-    } else {
-      for (std::int64_t i = 0; i < count; ++i) L::load(rows, (first + i) * row, m, tile + i * m * N);
-    }
-  }
-
-  // Asks for the first tokens of the next tile, whose pages the hardware does not look up ahead.
-  void prefetch() const {
-    if (next == nullptr) return;
-    for (int l = 0; l < N; ++l) __builtin_prefetch(next[l]);
-  }
-
-  // Asks for every line of tokens first ... first + 3, which go on in the next tile. In a cache the hardware
-  // sees to it: there this takes 4 ns of 28 for a token of 16 sequences and gains nothing (Zen 4).
-  FASTLIN_INLINE void prefetch(std::int64_t first) const {
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    const bool here = first + 4 <= n;
-    if (!far || (!here && next == nullptr)) return;
-    const T* const* from = here ? rows : next;
-    const std::int64_t begin = here ? first * row : 0, end = begin + 4 * row;
-    for (int l = 0; l < N; ++l) {
-      for (std::int64_t i = begin; i < end; i += kLine) __builtin_prefetch(from[l] + i);
-    }
-  }
-
-  static std::int64_t depth(std::int64_t n, std::int64_t leaf) {
-    std::int64_t levels = 0;
-    while (n > leaf) n = (n + 1) / 2, ++levels;
-    return levels;
-  }
-  static std::int64_t middle(std::int64_t begin, std::int64_t end) {
-    return begin + ((end - begin) / 2 + 7) / 8 * 8;
-  }
-};
-
 // c [m, lanes], e [m, lanes]: sums over tokens begin ... end - 1 are added.
 template <class T>
 struct Streamed {
@@ -84,9 +29,11 @@ struct Streamed {
       if (kGrad) L::add(e, e2, m);
       return;
     }
-    if (V::columns == 4 && z.row == m && end - begin >= 4) {
-      add_fours<kGrad>(z, begin, end, v, a, c, e, scratch);
-      return;
+    if constexpr (V::quads > 0) {
+      if (m >= 4) {
+        Quads<T, kGrad>::add(z, begin, end, v, a, c, e, scratch);
+        return;
+      }
     }
     const std::int64_t group = Tokens<T>::group(m);
     for (std::int64_t first = begin; first < end; first += group) {
@@ -94,26 +41,6 @@ struct Streamed {
       z.load(first, count, scratch);
       add_loaded<kGrad>(scratch, count, m, v, a, c, e);
     }
-  }
-
-  // Four tokens at a time; their 4 m columns are m times four, of which the next four tokens' are transposed
-  // beside the sums z . v and z . a of these: 25 for 28 ns, a token of 16 sequences on Zen 4, of which
-  // multiply-adds are 12.
-  template <bool kGrad>
-  static void add_fours(const Tokens<T>& z, std::int64_t begin, std::int64_t end, const T* v, const T* a,
-                        T* c, T* e, T* scratch) {
-    const std::int64_t m = z.m;
-    T *here = scratch, *ahead = scratch + 4 * m * N;
-    z.load(begin, 4, here);
-    for (; end - begin >= 8; begin += 4) {
-      z.prefetch(begin + 8);
-      add_tokens<4, kGrad, true>(here, m, v, a, c, e, z.rows, (begin + 4) * m, ahead);
-      std::swap(here, ahead);
-    }
-    add_tokens<4, kGrad>(here, m, v, a, c, e);
-    begin += 4;
-    z.load(begin, end - begin, ahead);
-    add_loaded<kGrad>(ahead, end - begin, m, v, a, c, e);
   }
 
   // Tokens [count, m, lanes] that are there.
@@ -129,16 +56,13 @@ struct Streamed {
   }
 
   // I tokens z [I, m, lanes]. Each element serves two sums: left to itself GCC loads it for each: 0.146 for
-  // 0.131 ms, 1024 sequences, m = 11, n = 50, AVX2. With kAhead I m columns of rows are loaded to `ahead`.
-  template <int I, bool kGrad, bool kAhead = false>
-  static void add_tokens(const T* z, std::int64_t m, const T* v, const T* a, T* c, T* e,
-                         const T* const* rows = nullptr, std::int64_t offset = 0, T* ahead = nullptr) {
-    static_assert(!kAhead || I == V::columns || V::columns != 4, "a step of the loop loads I columns");
+  // 0.131 ms, 1024 sequences, m = 11, n = 50, AVX2.
+  template <int I, bool kGrad>
+  static void add_tokens(const T* z, std::int64_t m, const T* v, const T* a, T* c, T* e) {
     V with_v[I], with_a[I];
     FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) with_v[i] = with_a[i] = V::zero();
     for (std::int64_t j = 0; j < m; ++j) {
-      if (kAhead) L::load_columns(rows, offset + j * I, ahead + j * I * N);
       const V vj = L::at(v, j), aj = kGrad ? L::at(a, j) : V::zero();
       FASTLIN_UNROLL
       for (int i = 0; i < I; ++i) {
@@ -176,11 +100,10 @@ struct Gram {
   }
   static std::int64_t scratch(std::int64_t n, std::int64_t m) {
     const std::int64_t levels = Tokens<T>::depth(n, kLeaf);
-    return (group(m) + levels * m) * m * N;
+    return std::max((group(m) + levels * m) * m * N, levels * m * m * N + QuadGram<T>::scratch(m));
   }
 
   static void of_tokens(const Tokens<T>& z, T* G, T* scratch) {
-    z.prefetch();
     if (z.n == 0) L::zero(G, z.m * z.m);
     sum_tokens(z, 0, z.n, G, scratch);
     mirror(G, z.m);
@@ -213,6 +136,12 @@ struct Gram {
       sum_tokens(z, middle, end, scratch, scratch + m * m * N);
       for (std::int64_t i = 0; i < m; ++i) L::add(G + i * m * N, scratch + i * m * N, i + 1);
       return;
+    }
+    if constexpr (QuadGram<T>::kServes) {
+      if (QuadGram<T>::serves(m) && end > begin) {
+        QuadGram<T>::sum_tokens(z, begin, end, G, scratch);
+        return;
+      }
     }
     // Groups of nearly the same size: the sums are loaded and stored for each.
     const std::int64_t groups = (end - begin + group(m) - 1) / group(m);

@@ -43,7 +43,7 @@ std::string path_of(const Problem<T>& problem, const Results<T>& results, int la
   if (problem.source != nullptr) return problem.layers > 0 ? "sampled stack" : "sampled" + trials;
   switch (choose_path(problem)) {
     case Path::kStreamed:
-      return "streamed";
+      return has_columns_in_lanes(problem, results, lanes) ? "streamed columns" : "streamed";
     case Path::kGram:
       return "gram" + trials;
     default:

@@ -29,9 +29,8 @@ bool attention(const Problem<T>& given, const Results<T>& out, int threads, Inte
   const Plan<T> plan(P, out, static_cast<int>(Vec<T>::size));
   Stop stop(interrupt);
   clear_results(plan, out);
-  const int team = static_cast<int>(std::min<std::int64_t>(threads, std::max<std::int64_t>(plan.blocks, 1)));
   Memory workspace, partial;
-  const auto members = workers<Worker<T>>(team, workspace, plan, out);
+  const auto members = workers<Worker<T>>(team_of(plan.blocks, threads), workspace, plan, out);
   const std::int64_t record = P.R * plan.record.width, stride = plan.matrices + 2 * record;
   partial = allocate(static_cast<std::size_t>(plan.blocks * stride) * sizeof(double) + 1);
   double* matrices = reinterpret_cast<double*>(partial.get());  // [blocks, matrices]
@@ -88,11 +87,11 @@ class GramWorker {
 template <class T>
 bool gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n, std::int64_t m,
           T* G, int threads, Interrupt interrupt) {
-  constexpr std::int64_t N = Vec<T>::size, kBlock = 64;
+  constexpr std::int64_t N = Vec<T>::size;
   Stop stop(interrupt);
   Memory workspace;
-  const auto members = workers<GramWorker<T>>(threads, workspace, n, m);
-  for_each_block((B + kBlock - 1) / kBlock, threads, [&](std::int64_t block, int thread) {
+  const auto members = workers<GramWorker<T>>(team_of(blocks_of(B), threads), workspace, n, m);
+  for_each_block(blocks_of(B), threads, [&](std::int64_t block, int thread) {
     if (stop.now(thread)) return;
     const std::int64_t end = std::min(B, (block + 1) * kBlock);
     for (std::int64_t first = block * kBlock; first < end; first += N) {

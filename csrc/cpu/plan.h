@@ -39,6 +39,18 @@ std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lan
   return choose_path(P) != Path::kGram || of_data || P.R < kFewest ? 0 : P.R / lanes * lanes;
 }
 
+constexpr std::int64_t kWidestColumns = 24;
+
+// Whether a layer of one trial and head has columns in lanes (columns-inl.h), four of a sequence: sequences
+// of a task are then taken in groups of a few, so that there must be many of them.
+template <class T>
+bool has_columns_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
+  constexpr std::int64_t kSequences = 32;
+  const bool of_data = out.dx != nullptr || out.dq != nullptr;
+  return choose_path(P) == Path::kStreamed && P.R * P.H == 1 && !of_data && lanes >= 4 && P.m >= 4 &&
+         P.m <= kWidestColumns && P.B / P.K >= kSequences;
+}
+
 template <class T>
 struct Plan {
   static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
@@ -48,13 +60,12 @@ struct Plan {
 
   static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
   static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
-  static constexpr double kCaches = 8e6;         // bytes
   static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;
   Path path;
-  bool far;                  // whether the tokens do not fit the caches
   std::int64_t lane_trials;  // trials that lie in lanes, the first ones
+  bool in_columns;           // whether columns lie in lanes
   Record record;
   std::vector<std::int64_t> order;  // sequences by task; empty when they come so
   std::vector<std::int64_t> start;  // [K + 1] where each task starts in that order
@@ -66,8 +77,8 @@ struct Plan {
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
         path(choose_path(P)),
-        far(static_cast<double>(P.B) * P.n * P.m * sizeof(T) > kCaches),
         lane_trials(trials_in_lanes(P, out, lanes)),
+        in_columns(has_columns_in_lanes(P, out, lanes)),
         record(P, out),
         start(static_cast<std::size_t>(P.K) + 1, 0) {
     sort_by_task();
@@ -115,29 +126,51 @@ struct Plan {
   double total() const { return static_cast<double>(problem.counts != nullptr ? problem.total : problem.B); }
 
   std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
+  // The task of the sequence at a position.
   std::int64_t task(std::int64_t position) const {
-    return problem.task == nullptr ? 0 : problem.task[sequence(position)];
+    return std::upper_bound(start.begin(), start.end(), position) - start.begin() - 1;
   }
 
  private:
+  // A counting sort of a few parts side by side, each with counts of its own: an index is added to the one
+  // before in its task, 5 cycles after that was stored, which four parts wait for together. The parts of many
+  // tasks would not fit a cache. What is no task counts behind the others.
   void sort_by_task() {
-    const std::int64_t B = problem.B;
-    if (problem.task == nullptr) {
+    const std::int64_t B = problem.B, K = problem.K, *task = problem.task;
+    if (task == nullptr) {
       std::fill(start.begin() + 1, start.end(), B);
       return;
     }
-    bool sorted = true;
-    for (std::int64_t i = 0; i < B; ++i) {
-      const std::int64_t task = problem.task[i];
-      if (task < 0 || task >= problem.K) throw std::out_of_range("a task index is outside [0, K)");
-      ++start[task + 1];
-      sorted = sorted && (i == 0 || problem.task[i - 1] <= problem.task[i]);
+    constexpr std::int64_t kParts = 4;
+    const std::int64_t parts = K <= 256 ? kParts : 1, each = B / parts;  // the last one has the rest
+    std::vector<std::int64_t> next(static_cast<std::size_t>(parts * (K + 1)), 0);
+    std::int64_t* counts[kParts];
+    for (std::int64_t part = 0; part < kParts; ++part) counts[part] = next.data() + part % parts * (K + 1);
+    const auto for_each = [&](auto f) {
+      for (std::int64_t i = 0; parts > 1 && i < each; ++i) {
+        f(counts[0], i), f(counts[1], i + each), f(counts[2], i + 2 * each), f(counts[3], i + 3 * each);
+      }
+      for (std::int64_t i = parts > 1 ? parts * each : 0; i < B; ++i) f(counts[kParts - 1], i);
+    };
+    std::uint64_t falls = 0;  // signs of differences, or-ed together
+    for_each([&](std::int64_t* count, std::int64_t i) {
+      ++count[std::min(static_cast<std::uint64_t>(task[i]), static_cast<std::uint64_t>(K))];
+      falls |= static_cast<std::uint64_t>(task[i]) - static_cast<std::uint64_t>(task[i - (i > 0 ? 1 : 0)]);
+    });
+    std::int64_t first = 0;
+    for (std::int64_t k = 0; k < K; ++k) {
+      start[k] = first;
+      for (std::int64_t part = 0; part < parts; ++part) {
+        const std::int64_t count = counts[part][k];
+        counts[part][k] = first;
+        first += count;
+      }
     }
-    for (std::int64_t k = 0; k < problem.K; ++k) start[k + 1] += start[k];
-    if (sorted) return;
+    if (first != B) throw std::out_of_range("a task index is outside [0, K)");
+    start[K] = B;
+    if (falls >> 63 == 0) return;
     order.resize(static_cast<std::size_t>(B));
-    std::vector<std::int64_t> next(start.begin(), start.end() - 1);
-    for (std::int64_t i = 0; i < B; ++i) order[next[problem.task[i]]++] = i;
+    for_each([&](std::int64_t* place, std::int64_t i) { order[place[task[i]]++] = i; });
   }
 
   void weigh() {

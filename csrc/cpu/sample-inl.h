@@ -1,12 +1,16 @@
 // Tasks and data of sequences that a task source draws.
 
+constexpr std::int64_t kBlock = 64;  // sequences
+
+inline std::int64_t blocks_of(std::int64_t B) { return (B + kBlock - 1) / kBlock; }
+
 // Calls f(sequences [lanes], count, thread) for tiles of V::size sequences of a batch in fixed blocks; lanes
 // beyond the last sequence repeat it. Returns false when it was interrupted.
 template <class T, class F>
 bool for_each_tile(std::int64_t B, int threads, Interrupt interrupt, F f) {
-  constexpr std::int64_t N = Vec<T>::size, kBlock = 64;
+  constexpr std::int64_t N = Vec<T>::size;
   Stop stop(interrupt);
-  for_each_block((B + kBlock - 1) / kBlock, threads, [&](std::int64_t block, int thread) {
+  for_each_block(blocks_of(B), threads, [&](std::int64_t block, int thread) {
     if (stop.now(thread)) return;
     const std::int64_t end = std::min(B, (block + 1) * kBlock);
     for (std::int64_t first = block * kBlock; first < end; first += N) {
@@ -94,7 +98,7 @@ template <class T>
 bool sample(const Source& S, std::int64_t B, bool is_gram, const Sample<T>& out, int threads,
             Interrupt interrupt) {
   Memory workspace;
-  const auto members = workers<SampleWorker<T>>(threads, workspace, S, is_gram);
+  const auto members = workers<SampleWorker<T>>(team_of(blocks_of(B), threads), workspace, S, is_gram);
   return for_each_tile<T>(B, threads, interrupt, [&](const std::int64_t* sequences, int count, int thread) {
     members[static_cast<std::size_t>(thread)]->tile(sequences, count, out);
   });

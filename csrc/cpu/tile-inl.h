@@ -19,9 +19,11 @@ struct Tile : Entries<T> {
     }
   }
 
-  // tile[i][lane] = rows[lane][offset + i]. The last V::columns are taken together, whatever overlaps.
-  static void load(const T* const* rows, std::int64_t offset, std::int64_t count, T* tile) {
-    constexpr std::int64_t kColumns = V::columns;
+  // tile[i][lane] = rows[lane][offset + i]. The last V::columns are taken together, whatever overlaps. The
+  // same of the rows ahead, if there are any, is asked for beside.
+  static void load(const T* const* rows, std::int64_t offset, std::int64_t count, T* tile,
+                   const T* const* ahead = nullptr) {
+    constexpr std::int64_t kColumns = V::columns, kLine = 64 / sizeof(T);
     if (count < kColumns) {
       if (count == 0) return;
       V r[N];
@@ -35,6 +37,9 @@ struct Tile : Entries<T> {
       return;
     }
     for (std::int64_t i = 0;;) {
+      if (ahead != nullptr && i % kLine == 0) {
+        for (int l = 0; l < N; ++l) __builtin_prefetch(ahead[l] + offset + i, 0, 2);
+      }
       load_columns(rows, offset + i, tile + i * N);
       if (i == count - kColumns) return;
       i = i + kColumns <= count - kColumns ? i + kColumns : count - kColumns;

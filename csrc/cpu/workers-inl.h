@@ -1,5 +1,10 @@
 // Threads with workspace.
 
+// How many threads there is a block for.
+inline int team_of(std::int64_t blocks, int threads) {
+  return static_cast<int>(std::clamp<std::int64_t>(blocks, 1, threads));
+}
+
 // A worker for each thread, laid out in one piece of memory. Its parts refer to each other: it stays where it
 // is made.
 template <class W, class... Given>
@@ -7,7 +12,7 @@ std::vector<std::unique_ptr<W>> workers(int threads, Memory& memory, const Given
   Arena count;
   W measured(count, given...);
   const std::size_t each = count.used();
-  memory = allocate(each * static_cast<std::size_t>(threads) + 1);
+  memory = allocate(each + 1, static_cast<std::size_t>(threads));
   std::vector<std::unique_ptr<W>> team;
   for (int i = 0; i < threads; ++i) {
     Arena arena(memory.get() + each * static_cast<std::size_t>(i));

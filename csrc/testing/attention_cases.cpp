@@ -6,11 +6,13 @@
 namespace fastlin {
 namespace {
 
-std::int64_t pick(Random& random, const std::vector<std::int64_t>& values) {
+template <class Choices>
+std::int64_t pick(Choices& random, const std::vector<std::int64_t>& values) {
   return values[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(values.size())))];
 }
 
-Case draw(Random& random) {
+template <class Choices>
+Case draw(Choices& random) {
   Case c{};
   for (const Size& size : sizes()) c.*size.member = pick(random, size.values);
   // A stack takes its trials one by one, however many they are.
@@ -29,14 +31,6 @@ Case draw(Random& random) {
   c.wants = random.below(4) == 0 ? ~0u : static_cast<unsigned>(random.next());
   c.seed = random.next();
   return c;
-}
-
-// Multiply-adds of 16 lanes, roughly.
-double work(const Case& c) {
-  const double lanes = static_cast<double>((c.B + 15) / 16 * 16), m = static_cast<double>(c.m);
-  const double R = static_cast<double>(c.R), H = static_cast<double>(c.H);
-  const double context = c.is_gram ? 0 : 4 * static_cast<double>(c.n) * m * std::min(m, 2 * R * H);
-  return lanes * (context + R * H * 6 * m * m + R * static_cast<double>(c.layers) * (7 * H + 5) * m * m * m);
 }
 
 template <class T>
@@ -76,11 +70,28 @@ const std::vector<Size>& sizes() {
   return all;
 }
 
+double work(const Case& c) {
+  const double lanes = static_cast<double>((c.B + 15) / 16 * 16), m = static_cast<double>(c.m);
+  const double R = static_cast<double>(c.R), H = static_cast<double>(c.H);
+  const double context = c.is_gram ? 0 : 4 * static_cast<double>(c.n) * m * std::min(m, 2 * R * H);
+  return lanes * (context + R * H * 6 * m * m + R * static_cast<double>(c.layers) * (7 * H + 5) * m * m * m);
+}
+
+template <class Choices>
+Case draw_case(Choices& choices, double most) {
+  Case c = draw(choices);
+  while (work(c) > most) c = draw(choices);
+  return c;
+}
+template Case draw_case(Bytes&, double);
+
 Case draw_case(std::uint64_t number, double most) {
   Random random(number);
-  Case c = draw(random);
-  while (work(c) > most) c = draw(random);
-  return c;
+  return draw_case(random, most);
+}
+
+double size_of_parameters(std::int64_t n, std::int64_t m) {
+  return 1 / (std::sqrt(static_cast<double>(n) + 1) * static_cast<double>(m));
 }
 
 std::string describe(const Case& c) {
@@ -112,8 +123,7 @@ Given<T>::Given(const Case& c, Shortage shortage) {
   P.x_row = m + (c.x_layout == 1 ? 3 : 0);
   P.x_batch = c.x_layout == 2 ? 0 : c.n * P.x_row + (c.x_layout == 1 ? 5 : 0);
   P.q_batch = c.q_layout == 2 ? 0 : m + (c.q_layout == 1 ? 2 : 0);
-  // Sizes at which each layer leaves numbers as large as it finds them.
-  const double size = 1 / (std::sqrt(static_cast<double>(c.n) + 1) * static_cast<double>(m));
+  const double size = size_of_parameters(c.n, m);
   x = strided<T>(random, c.B, c.n, m, P.x_batch, P.x_row, shortage.x);
   q = strided<T>(random, c.B, 1, m, P.q_batch, m, 0);
   p = filled<T>(random, c.R * c.K * c.t * m);

@@ -51,6 +51,28 @@ class Random {
   std::uint64_t state_;
 };
 
+// The same choices from bytes that somebody else makes up; zeros when there are no more.
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
+
+  std::uint64_t next() {
+    std::uint64_t all = 0;
+    for (int i = 0; i < 8; ++i) all = all << 8 | byte();
+    return all;
+  }
+  std::int64_t below(std::int64_t count) {  // at most 256
+    return byte() % count;
+  }
+  bool coin() { return (byte() & 1) != 0; }
+
+ private:
+  std::int64_t byte() { return left_ == 0 ? 0 : (--left_, *data_++); }
+
+  const std::uint8_t* data_;
+  std::size_t left_;
+};
+
 enum class Mode { kLoss, kReverse, kPredict };
 
 struct Case {
@@ -72,8 +94,19 @@ struct Size {
 };
 const std::vector<Size>& sizes();
 
-// The case with this number whose work is at most `most` multiply-adds; larger draws are drawn again.
+// Multiply-adds of 16 lanes, roughly.
+double work(const Case& c);
+
+// A case whose work is at most `most` multiply-adds; larger draws are drawn again. From Random or Bytes.
+template <class Choices>
+Case draw_case(Choices& choices, double most);
+
+// The case with this number.
 Case draw_case(std::uint64_t number, double most);
+
+// The size of W, and the square of that of A and C, at which each layer leaves numbers as large as it finds
+// them.
+double size_of_parameters(std::int64_t n, std::int64_t m);
 
 std::string describe(const Case& c);
 

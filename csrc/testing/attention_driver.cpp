@@ -130,12 +130,25 @@ bool edge_holds(const Case& c, std::set<std::string>& paths) {
   return true;
 }
 
+// A case like the given one with columns in lanes, which those that are drawn are too rarely.
+Case with_columns(Case c, int i) {
+  c.R = c.H = 1;
+  c.layers = 0;
+  c.is_gram = false;
+  c.m = 4 + i % 21;
+  c.K = c.K == 3 ? 3 : 1;
+  c.B = 97 + i % 34;
+  c.wants &= ~(1u << 3 | 1u << 4);  // dx, dq
+  return c;
+}
+
 int edges() {
   std::set<std::string> paths;
   std::vector<std::set<std::int64_t>> drawn(sizes().size());
   for (int i = 0; i < kProblems; ++i) {
     // Most are small; some reach the long sums and the large widths.
-    const Case c = draw_case(static_cast<std::uint64_t>(i), i % 16 < 14 ? 3e5 : 4e6);
+    const Case random = draw_case(static_cast<std::uint64_t>(i), i % 16 < 14 ? 3e5 : 4e6);
+    const Case c = i % 8 < 6 ? random : with_columns(random, i);
     for (std::size_t j = 0; j < sizes().size(); ++j) drawn[j].insert(c.*sizes()[j].member);
     if (!(i % 2 == 0 ? edge_holds<float>(c, paths) : edge_holds<double>(c, paths))) return 1;
   }
@@ -148,7 +161,7 @@ int edges() {
       }
     }
   }
-  if (paths.size() != 8) {
+  if (paths.size() != 10) {
     for (const std::string& path : paths) std::printf("only taken: %s\n", path.c_str());
     return 1;
   }
@@ -160,6 +173,7 @@ int edges() {
 // Several blocks, so that there is work for more than one thread.
 Case in_blocks(int number) {
   Case c = draw_case(static_cast<std::uint64_t>(number), 2e5);
+  if (number % 8 >= 6) c = with_columns(c, number);
   c.B = 130 + 65 * (number % 2);
   return c;
 }

@@ -7,6 +7,7 @@ template <class T>
 struct Vec {
   static constexpr int size = FASTLIN_PORTABLE_BYTES / static_cast<int>(sizeof(T));
   static constexpr int columns = size < 4 ? size : 4;  // that load_columns takes
+  static constexpr int quads = size / 4;               // rows of load_quads
   static constexpr int registers = FASTLIN_PORTABLE_BYTES == 64 ? 32 : 16;
   T x[size];
 
@@ -55,6 +56,35 @@ struct Vec {
     }
   }
   static Vec load_once(const T* p) { return load(p); }
+  static Vec load_quads(const T* const* rows, std::int64_t offset) {
+    Vec out;
+    for (int i = 0; i < size; ++i) out.x[i] = rows[i / 4][offset + i % 4];
+    return out;
+  }
+  static Vec load_quad(const T* p) {
+    Vec out;
+    for (int i = 0; i < size; ++i) out.x[i] = p[i % 4];
+    return out;
+  }
+  template <int kJ>
+  static Vec spread(const Vec& a) {
+    Vec out;
+    for (int i = 0; i < size; ++i) out.x[i] = a.x[i / 4 * 4 + kJ];
+    return out;
+  }
+  static Vec sum_quads(const Vec& a) {
+    Vec out;
+    for (int i = 0; i < size; ++i) {
+      const T* quad = a.x + i / 4 * 4;
+      out.x[i] = (quad[0] + quad[1]) + (quad[2] + quad[3]);
+    }
+    return out;
+  }
+  static void transpose_quads(Vec (&r)[4]) {
+    Vec given[4];
+    std::copy_n(r, 4, given);
+    for (int i = 0; i < 4 * size; ++i) r[i / size].x[i % size] = given[i % 4].x[i % size / 4 * 4 + i / size];
+  }
   static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[columns]) {
     for (int i = 0; i < columns; ++i) {
       for (int l = 0; l < size; ++l) r[i].x[l] = rows[l][offset + i];

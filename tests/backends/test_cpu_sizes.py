@@ -6,6 +6,7 @@ least so many, and the runs of the tasks cross both.
 """
 
 import random
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -15,7 +16,7 @@ from helpers import DOUBLE, assert_close, assert_within_budget, make, results
 import fastlin as fl
 from fastlin.backends import cpu
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 21, 22, 33, 65)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 21, 22, 28, 29, 33, 56, 57, 65)
 LENGTHS = (0, 1, 3, 4, 5, 7, 8, 9, 17, 129, 257, 513, 1030)
 BATCHES = (1, 3, 4, 5, 7, 8, 9, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 1000)
 TASKS = (1, 2, 5, "B", None)
@@ -74,6 +75,17 @@ SAMPLES = [
 ]
 
 
+def assert_right(single, instruction_set, path):
+    """Values and gradients of a float32 problem are the reference's, in both precisions, by the kernel of that path."""
+    double = single.to(DOUBLE)
+    exact = results(double, fl.reference)
+    found = results(double, kernel=f"{instruction_set} float64 {path}")
+    for name, value in exact.items():
+        assert_close(found[name], value, what=name)
+    found = results(single, kernel=f"{instruction_set} float32 {path}")
+    assert_within_budget(found, results(single, backend="eager"), exact)
+
+
 def _name(value):
     return "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else value
 
@@ -84,13 +96,63 @@ def test_values_and_gradients(path, op, sizes, instruction_set):
     if op.endswith("loss") and sizes["B"] % 3 == 0:
         options["weight"] = [0.5 + k % 3 for k in range(sizes["K"] or 1)]
     single = make(op, **sizes, **options, dtype=torch.float32)
+    assert_right(single, instruction_set, path)
+
+
+@pytest.mark.parametrize("m", [4, 5, 7, 8, 27, 28, 29, 31, 55, 56, 57, 60])
+@pytest.mark.parametrize("n", [1, 3, 4, 7, 8, 9, 12, 130])
+def test_streamed_widths_and_lengths(m, n, instruction_set):
+    """Fours of columns that overlap or not, few enough for registers or read twice, eight tokens or what is left."""
+    single = make("prompt_loss", B=35, n=n, m=m, K=2, t=1, scale=0.7, dtype=torch.float32)
+    assert_right(single, instruction_set, "streamed")
+
+
+@pytest.mark.parametrize("m", range(3, 26))
+@pytest.mark.parametrize(
+    ("op", "sizes", "options"),
+    [
+        ("prompt_loss", {"B": 70, "K": 2, "t": 1}, {}),
+        ("prompt_loss", {"B": 1000, "K": 3, "t": 2}, {"see_query": True, "weight": [0.5, 1.5, 2.0]}),
+        ("prompt_loss", {"B": 33, "K": None, "t": None}, {"see_query": True}),
+        ("predict", {"B": 101, "K": 3, "t": 1}, {"see_query": True}),
+        ("stack_loss", {"B": 67, "K": 1, "t": 1, "L": 1}, {"first_skip": True}),
+    ],
+    ids=["loss", "many", "one task", "predict", "skip"],
+)
+def test_columns_in_lanes(op, sizes, options, m, instruction_set):
+    """Groups of one task that are whole or not, in several chunks and blocks, fours of columns that overlap or not."""
+    n = (0, 1, 2, 3, 5, 9, 130, 300)[(m + len(op)) % (4 if sizes["B"] == 1000 else 8)]
+    single = make(op, **sizes, m=m, n=n, **options, scale=0.7, dtype=torch.float32)
     double = single.to(DOUBLE)
-    exact = results(double, fl.reference)
-    found = results(double, kernel=f"{instruction_set} float64 {path}")
+    parameters = [name for name in single.inputs if name not in "zq"]
+    for case in (single, double):
+        case.differentiable(*parameters)(backend="cpu")
+        dtype = str(case.y.dtype).removeprefix("torch.")
+        columns = " columns" if 4 <= m <= 24 and instruction_set != "scalar" else ""
+        assert cpu.last_kernel == f"{instruction_set} {dtype} streamed{columns}"
+    exact, found = results(double, fl.reference), results(double, backend="cpu")
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
-    found = results(single, kernel=f"{instruction_set} float32 {path}")
-    assert_within_budget(found, results(single, backend="eager"), exact)
+    assert_within_budget(results(single, backend="cpu"), results(single, backend="eager"), exact)
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_what_is_not_finite_stays_in_its_task(broken, instruction_set):
+    """The last group of a run holds sequences of the next one."""
+    case = make("prompt_loss", B=120, K=3, t=1, m=11, n=5).differentiable("p", "v")
+    case = replace(case, task=torch.arange(120) % 7 % 3)  # 52, 34 and 34
+    case.inputs["z"][case.task == broken] = float("inf")
+    leaves = [case.inputs["p"], case.inputs["v"]]
+    loss, per_task = case(backend="cpu")
+    assert cpu.last_kernel.startswith(f"{instruction_set} float64 streamed")
+    expected = case(fl.reference)[1]
+    others = [k for k in range(3) if k != broken]
+    assert not per_task[broken].isfinite()
+    assert_close(per_task[others], expected[others])
+    share = torch.bincount(case.task).double() / 120
+    truth = torch.autograd.grad((expected * share)[others].sum(), leaves)
+    for found, gradient in zip(torch.autograd.grad(loss, leaves), truth, strict=True):
+        assert_close(found[others], gradient[others])
 
 
 def gentle(op, n, m, t, H, **_):

@@ -208,7 +208,7 @@ def test_fewer_columns_are_the_first_of_more():
         ({"freedom": [2] * 4, "block": 2**24 - 1000}, r"slots: got 4, wants an integer in \[0, 4\)"),
         ({"stream": 2**16}, r"stream: got 65536"),
         ({"dtype": "float16"}, r"dtype: got 'float16'"),
-        ({"address": 0}, r"address: got 0"),
+        ({"address": 0}, r"address: got address 0, wants the address of 4 elements"),
         ({"instruction_set": "mmx"}, r"instruction_set: got 'mmx', which does not run here"),
     ],
 )

@@ -248,8 +248,8 @@ def test_integers_of_any_kind(path):
         ({"rows": -1}, r"rows: got -1, wants"),
         ({"rows": 2**62}, r"rows: got 4611686018427387904, wants"),
         ({"dtype": "float16"}, r"dtype: got 'float16', wants 'float32' or 'float64'"),
-        ({"address": 0}, r"address: got 0, wants the address of a buffer"),
-        ({"address": 12}, r"address: got 12, wants a multiple of 8"),
+        ({"address": 0}, r"address: got address 0, wants the address of 6 elements"),
+        ({"address": 12}, r"address: got address 12, wants a multiple of 8"),
     ],
 )
 def test_kernels_refuse(compiled, kernel, change, message):

@@ -1,5 +1,7 @@
 // Vec for AVX2 with FMA: 8 floats or 4 doubles. Included inside a target region.
 
+#include "cpu/vec/common.h"
+
 template <class T>
 struct Vec;
 
@@ -7,6 +9,7 @@ template <>
 struct Vec<float> {
   static constexpr int size = 8;
   static constexpr int columns = 4;  // that load_columns takes
+  static constexpr int quads = 2;    // rows of load_quads
   static constexpr int registers = 16;
   __m256 x;
 
@@ -23,20 +26,32 @@ struct Vec<float> {
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store_first(float* p, int count) const { _mm256_maskstore_ps(p, first(count), x); }
 
-  // r[j] = element j of each row. With halves of rows loaded into place 16 shuffles do, of 24 in `transpose`.
-  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
-    __m256 u[4];
-    FASTLIN_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const __m128 low = _mm_loadu_ps(rows[i] + offset);
-      u[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), _mm_loadu_ps(rows[i + 4] + offset), 1);
-    }
-    const __m256 a = _mm256_unpacklo_ps(u[0], u[1]), b = _mm256_unpackhi_ps(u[0], u[1]);
-    const __m256 c = _mm256_unpacklo_ps(u[2], u[3]), d = _mm256_unpackhi_ps(u[2], u[3]);
+  FASTLIN_INLINE static Vec load_quads(const float* const* rows, std::int64_t offset) {
+    const __m128 low = _mm_loadu_ps(rows[0] + offset);
+    return {_mm256_insertf128_ps(_mm256_castps128_ps256(low), _mm_loadu_ps(rows[1] + offset), 1)};
+  }
+  FASTLIN_INLINE static Vec load_quad(const float* p) {
+    return {_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p))};
+  }
+  template <int kJ>
+  FASTLIN_INLINE static Vec spread(Vec a) {
+    return {_mm256_permute_ps(a.x, 0x55 * kJ)};
+  }
+  FASTLIN_INLINE static Vec sum_quads(Vec a) {
+    const __m256 pairs = _mm256_add_ps(a.x, _mm256_permute_ps(a.x, 0xb1));
+    return {_mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0x4e))};
+  }
+  FASTLIN_INLINE static void transpose_quads(Vec (&r)[4]) {
+    const __m256 a = _mm256_unpacklo_ps(r[0].x, r[1].x), b = _mm256_unpackhi_ps(r[0].x, r[1].x);
+    const __m256 c = _mm256_unpacklo_ps(r[2].x, r[3].x), d = _mm256_unpackhi_ps(r[2].x, r[3].x);
     r[0].x = _mm256_shuffle_ps(a, c, 0x44);
     r[1].x = _mm256_shuffle_ps(a, c, 0xee);
     r[2].x = _mm256_shuffle_ps(b, d, 0x44);
     r[3].x = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  // r[j] = element j of each row: 12 shuffles of 24 in `transpose`.
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
+    load_columns_by_quads(rows, offset, r);
   }
 
   // Lane i is the sum of r[i].
@@ -92,6 +107,7 @@ template <>
 struct Vec<double> {
   static constexpr int size = 4;
   static constexpr int columns = 4;
+  static constexpr int quads = 1;
   static constexpr int registers = 16;
   __m256d x;
 
@@ -108,6 +124,19 @@ struct Vec<double> {
   void store(double* p) const { _mm256_storeu_pd(p, x); }
   void store_first(double* p, int count) const { _mm256_maskstore_pd(p, first(count), x); }
 
+  FASTLIN_INLINE static Vec load_quads(const double* const* rows, std::int64_t offset) {
+    return load(rows[0] + offset);
+  }
+  FASTLIN_INLINE static Vec load_quad(const double* p) { return load(p); }
+  template <int kJ>
+  FASTLIN_INLINE static Vec spread(Vec a) {
+    return {_mm256_permute4x64_pd(a.x, 0x55 * kJ)};
+  }
+  FASTLIN_INLINE static Vec sum_quads(Vec a) {
+    const __m256d pairs = _mm256_add_pd(a.x, _mm256_permute_pd(a.x, 0x5));
+    return {_mm256_add_pd(pairs, _mm256_permute4x64_pd(pairs, 0x4e))};
+  }
+  FASTLIN_INLINE static void transpose_quads(Vec (&r)[4]) { transpose(r); }
   FASTLIN_INLINE static void load_columns(const double* const* rows, std::int64_t offset, Vec (&r)[4]) {
     __m256d u[4];
     FASTLIN_UNROLL

@@ -9,6 +9,7 @@ template <>
 struct Vec<float> {
   static constexpr int size = 16;
   static constexpr int columns = 4;  // that load_columns takes
+  static constexpr int quads = 4;    // rows of load_quads
   static constexpr int registers = 32;
   __m512 x;
 
@@ -31,19 +32,39 @@ struct Vec<float> {
     low.x = _mm512_permutex2var_ps(a.x, lower, b.x);
     high.x = _mm512_permutex2var_ps(a.x, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), b.x);
   }
-  // Four rows' quarters come together as they are loaded; 8 shuffles of four columns are left of 16.
-  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
-    __m512 u[4];
-    FASTLIN_UNROLL
-    for (int i = 0; i < 4; ++i) u[i] = gather_quarters(rows + i, offset);
-    const __m512 a = _mm512_maskz_unpacklo_ps(kAll, u[0], u[1]),
-                 b = _mm512_maskz_unpackhi_ps(kAll, u[0], u[1]);
-    const __m512 c = _mm512_maskz_unpacklo_ps(kAll, u[2], u[3]),
-                 d = _mm512_maskz_unpackhi_ps(kAll, u[2], u[3]);
+  // Four elements of each row. Masked broadcasts from memory would take 16 ns for 11 columns on Zen 4 where
+  // this takes 12.
+  FASTLIN_INLINE static Vec load_quads(const float* const* rows, std::int64_t offset) {
+    const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + offset)),
+                                            _mm_loadu_ps(rows[1] + offset), 1);
+    const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[2] + offset)),
+                                             _mm_loadu_ps(rows[3] + offset), 1);
+    return {_mm512_castpd_ps(_mm512_maskz_insertf64x4(0xff, _mm512_castpd256_pd512(_mm256_castps_pd(low)),
+                                                      _mm256_castps_pd(high), 1))};
+  }
+  FASTLIN_INLINE static Vec load_quad(const float* p) {
+    return {_mm512_maskz_broadcast_f32x4(kAll, _mm_loadu_ps(p))};
+  }
+  template <int kJ>
+  FASTLIN_INLINE static Vec spread(Vec a) {
+    return {_mm512_maskz_permute_ps(kAll, a.x, 0x55 * kJ)};
+  }
+  FASTLIN_INLINE static Vec sum_quads(Vec a) {
+    const __m512 pairs = _mm512_add_ps(a.x, _mm512_maskz_permute_ps(kAll, a.x, 0xb1));
+    return {_mm512_add_ps(pairs, _mm512_maskz_permute_ps(kAll, pairs, 0x4e))};
+  }
+  FASTLIN_INLINE static void transpose_quads(Vec (&r)[4]) {
+    const __m512 a = _mm512_maskz_unpacklo_ps(kAll, r[0].x, r[1].x),
+                 b = _mm512_maskz_unpackhi_ps(kAll, r[0].x, r[1].x);
+    const __m512 c = _mm512_maskz_unpacklo_ps(kAll, r[2].x, r[3].x),
+                 d = _mm512_maskz_unpackhi_ps(kAll, r[2].x, r[3].x);
     r[0].x = _mm512_maskz_shuffle_ps(kAll, a, c, 0x44);
     r[1].x = _mm512_maskz_shuffle_ps(kAll, a, c, 0xee);
     r[2].x = _mm512_maskz_shuffle_ps(kAll, b, d, 0x44);
     r[3].x = _mm512_maskz_shuffle_ps(kAll, b, d, 0xee);
+  }
+  FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
+    load_columns_by_quads(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[16]) { transpose_by_zips(r); }
   FASTLIN_INLINE static Vec sums(Vec (&r)[16]) { return sums_by_zips(r); }
@@ -52,16 +73,6 @@ struct Vec<float> {
   // Masked forms with every lane: the others start from a value that GCC 12 warns is not initialised.
   static constexpr __mmask16 kAll = 0xffff;
 
-  // Four elements of rows 0, 4, 8, 12. Masked broadcasts from memory would take 16 ns for 11 columns on Zen 4
-  // where this takes 12.
-  FASTLIN_INLINE static __m512 gather_quarters(const float* const* rows, std::int64_t offset) {
-    const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + offset)),
-                                            _mm_loadu_ps(rows[4] + offset), 1);
-    const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[8] + offset)),
-                                             _mm_loadu_ps(rows[12] + offset), 1);
-    return _mm512_castpd_ps(_mm512_maskz_insertf64x4(0xff, _mm512_castpd256_pd512(_mm256_castps_pd(low)),
-                                                     _mm256_castps_pd(high), 1));
-  }
   static __mmask16 first(int count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1u);
   }
@@ -76,6 +87,7 @@ template <>
 struct Vec<double> {
   static constexpr int size = 8;
   static constexpr int columns = 4;
+  static constexpr int quads = 2;
   static constexpr int registers = 32;
   __m512d x;
 
@@ -97,15 +109,35 @@ struct Vec<double> {
     low.x = _mm512_permutex2var_pd(a.x, lower, b.x);
     high.x = _mm512_permutex2var_pd(a.x, _mm512_add_epi64(lower, _mm512_set1_epi64(4)), b.x);
   }
+  FASTLIN_INLINE static Vec load_quads(const double* const* rows, std::int64_t offset) {
+    return {_mm512_maskz_insertf64x4(kAll, _mm512_castpd256_pd512(_mm256_loadu_pd(rows[0] + offset)),
+                                     _mm256_loadu_pd(rows[1] + offset), 1)};
+  }
+  FASTLIN_INLINE static Vec load_quad(const double* p) {
+    return {_mm512_maskz_broadcast_f64x4(kAll, _mm256_loadu_pd(p))};
+  }
+  template <int kJ>
+  FASTLIN_INLINE static Vec spread(Vec a) {
+    return {_mm512_maskz_permutex_pd(kAll, a.x, 0x55 * kJ)};
+  }
+  FASTLIN_INLINE static Vec sum_quads(Vec a) {
+    const __m512d pairs = _mm512_add_pd(a.x, _mm512_maskz_permute_pd(kAll, a.x, 0x55));
+    return {_mm512_add_pd(pairs, _mm512_maskz_permutex_pd(kAll, pairs, 0x4e))};
+  }
+  FASTLIN_INLINE static void transpose_quads(Vec (&r)[4]) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    const __m512d a = _mm512_maskz_unpacklo_pd(kAll, r[0].x, r[1].x),
+                  b = _mm512_maskz_unpackhi_pd(kAll, r[0].x, r[1].x);
+    const __m512d c = _mm512_maskz_unpacklo_pd(kAll, r[2].x, r[3].x),
+                  d = _mm512_maskz_unpackhi_pd(kAll, r[2].x, r[3].x);
+    r[0].x = _mm512_permutex2var_pd(a, low, c);
+    r[1].x = _mm512_permutex2var_pd(b, low, d);
+    r[2].x = _mm512_permutex2var_pd(a, high, c);
+    r[3].x = _mm512_permutex2var_pd(b, high, d);
+  }
   FASTLIN_INLINE static void load_columns(const double* const* rows, std::int64_t offset, Vec (&r)[4]) {
-    const __m512d u0 = gather_halves(rows, offset), u1 = gather_halves(rows + 1, offset);
-    const __m512d u2 = gather_halves(rows + 4, offset), u3 = gather_halves(rows + 5, offset);
-    const __m512d a = _mm512_maskz_unpacklo_pd(kAll, u0, u1), b = _mm512_maskz_unpackhi_pd(kAll, u0, u1);
-    const __m512d c = _mm512_maskz_unpacklo_pd(kAll, u2, u3), d = _mm512_maskz_unpackhi_pd(kAll, u2, u3);
-    r[0].x = _mm512_maskz_shuffle_f64x2(kAll, a, c, 0x88);
-    r[1].x = _mm512_maskz_shuffle_f64x2(kAll, b, d, 0x88);
-    r[2].x = _mm512_maskz_shuffle_f64x2(kAll, a, c, 0xdd);
-    r[3].x = _mm512_maskz_shuffle_f64x2(kAll, b, d, 0xdd);
+    load_columns_by_quads(rows, offset, r);
   }
   FASTLIN_INLINE static void transpose(Vec (&r)[8]) { transpose_by_zips(r); }
   FASTLIN_INLINE static Vec sums(Vec (&r)[8]) { return sums_by_zips(r); }
@@ -113,11 +145,6 @@ struct Vec<double> {
  private:
   static constexpr __mmask8 kAll = 0xff;
 
-  // Four elements of rows 0 and 2.
-  FASTLIN_INLINE static __m512d gather_halves(const double* const* rows, std::int64_t offset) {
-    return _mm512_maskz_insertf64x4(kAll, _mm512_castpd256_pd512(_mm256_loadu_pd(rows[0] + offset)),
-                                    _mm256_loadu_pd(rows[2] + offset), 1);
-  }
   static __mmask8 first(int count) { return static_cast<__mmask8>(count >= 8 ? 0xffu : (1u << count) - 1u); }
 };
 

@@ -38,6 +38,19 @@ FASTLIN_INLINE void load_columns_by_transpose(const T* const* rows, std::int64_t
   V::transpose(r);
 }
 
+// The same with rows of fours: row i + 4 k goes to the k-th four lanes of r[i], where 8 shuffles are left.
+template <class V, class T>
+FASTLIN_INLINE void load_columns_by_quads(const T* const* rows, std::int64_t offset, V (&r)[4]) {
+  FASTLIN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const T* of_quad[V::quads];
+    FASTLIN_UNROLL
+    for (int k = 0; k < V::quads; ++k) of_quad[k] = rows[i + 4 * k];
+    r[i] = V::load_quads(of_quad, offset);
+  }
+  V::transpose_quads(r);
+}
+
 // Loads and stores of the first elements where there are no masks.
 template <class V, class T>
 inline V load_some(const T* p, int count) {

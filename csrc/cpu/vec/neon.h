@@ -9,6 +9,7 @@ template <>
 struct Vec<float> {
   static constexpr int size = 4;
   static constexpr int columns = 4;  // that load_columns takes
+  static constexpr int quads = 1;    // rows of load_quads
   static constexpr int registers = 32;
   float32x4_t x;
 
@@ -29,6 +30,19 @@ struct Vec<float> {
     low.x = vzip1q_f32(a.x, b.x);
     high.x = vzip2q_f32(a.x, b.x);
   }
+  FASTLIN_INLINE static Vec load_quads(const float* const* rows, std::int64_t offset) {
+    return load(rows[0] + offset);
+  }
+  FASTLIN_INLINE static Vec load_quad(const float* p) { return load(p); }
+  template <int kJ>
+  FASTLIN_INLINE static Vec spread(Vec a) {
+    return {vdupq_laneq_f32(a.x, kJ)};
+  }
+  FASTLIN_INLINE static Vec sum_quads(Vec a) {
+    const float32x4_t pairs = vpaddq_f32(a.x, a.x);
+    return {vpaddq_f32(pairs, pairs)};
+  }
+  FASTLIN_INLINE static void transpose_quads(Vec (&r)[4]) { transpose(r); }
   FASTLIN_INLINE static void load_columns(const float* const* rows, std::int64_t offset, Vec (&r)[4]) {
     load_columns_by_transpose(rows, offset, r);
   }
@@ -45,6 +59,7 @@ template <>
 struct Vec<double> {
   static constexpr int size = 2;
   static constexpr int columns = 2;
+  static constexpr int quads = 0;
   static constexpr int registers = 32;
   float64x2_t x;
 

@@ -4,6 +4,7 @@ template <class T>
 struct Vec {
   static constexpr int size = 1;
   static constexpr int columns = 1;  // that load_columns takes
+  static constexpr int quads = 0;    // rows of load_quads: none
   static constexpr int registers = 16;
   T x;
 
