@@ -241,7 +241,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         choices=["cold", "warm"],
         default="cold",
-        help="cold (default): caches are flushed before each timed call; warm: the contender runs once before it",
+        help="cold (default): caches are flushed before each timed call; warm: the contender runs once, then for "
+        "5 ms in a row, which are timed",
     )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.rows if name not in names]

@@ -90,7 +90,8 @@ def section(record: dict[str, Any]) -> str:
         f"{_table(record)}\n"
         "Eager is the form one writes first: the query's row of the attention, or full attention in a stack; with "
         "trials, the forms are under `torch.func.vmap`. torch.compile and JAX are the faster of their two forms. FMA "
-        "and read are the shares of the measured limits that the least work and traffic known for the op would need; "
+        "and read are the shares of the measured limits that the least work and traffic known for the op would need, "
+        "more than all of it where the data were still in a cache; "
         "memory is the peak beyond inputs and outputs.\n\n"
         f"{_training(record['training'])}{pictures}\n"
     )

@@ -16,7 +16,7 @@ from fastlin.bench import cases, checks, peers
 from fastlin.bench.cases import Case, Loss, Shape
 from fastlin.bench.machine import Limits
 from fastlin.bench.probe import Probe
-from fastlin.bench.timing import Contender, Stopwatch, Timing, in_units, interleave, show
+from fastlin.bench.timing import Contender, Stopwatch, Timing, calls_in_a_row, in_units, interleave, show
 from fastlin.bench.work import multiply_adds
 
 Verdict = Literal["ok", "misses", "not measured", "no bar"]
@@ -213,7 +213,8 @@ class Race:
     bars : tuple
     rounds : int
     calls : int
-        Calls in a row that are timed as one. More than one are calls whose state is their own: nothing is reset.
+        Calls in a row that are timed as one. More than one are calls whose state is their own: nothing is reset. Where
+        nothing is reset anyway they are as many as `timing.calls_in_a_row` says, at least.
     """
 
     name: str
@@ -278,7 +279,8 @@ def race(
             continue
         before = None if entrant.threads is None else partial(_on_threads, entrant.threads, call)
         every = 1 if session.quick else entrant.every
-        contenders.append(Contender(label, call, every, calls, before))
+        in_row = calls if session.reset is not None or session.quick else max(calls, calls_in_a_row(call))
+        contenders.append(Contender(label, call, every, in_row, before))
     del gate
     if contenders:
         reset = session.reset if calls == 1 else None

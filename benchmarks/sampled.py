@@ -22,7 +22,7 @@ from fastlin import _extension
 from fastlin.bench import jax_peers, peers, sampled_peers
 from fastlin.bench.cases import Shape, parameters_of
 from fastlin.bench.checks import WrongResultError
-from fastlin.bench.sampled_peers import agree, check_op, mean_loss
+from fastlin.bench.sampled_peers import OP_CALLS, PEER_CALLS, agree, check_op, losses
 from fastlin.bench.timing import Contender, interleave
 
 PEERS: dict[str, tuple[Callable[[Shape, dict[str, Tensor]], Callable[[], Any]], int]] = {
@@ -70,7 +70,7 @@ class SampledRace:
         session.progress(f"{self.name}: checks")
         contenders: list[Contender] = []
         first = replace(self.shapes["op"], B=session.batch)
-        mean_of_op: tuple[float, float] | None = None
+        of_op: list[float] | None = None
         for label in (*self.shapes, *self.peers):
             try:
                 if label in self.shapes:
@@ -78,9 +78,9 @@ class SampledRace:
                     backend = backend or session.backend
                     result.errors[label] = check_op(shape, backend, session.device)
                     call = sampled_peers.op(shape, parameters_of(shape, session.device), backend)
-                    mean_of_op = mean_of_op or mean_loss(call, shape.R or 1)
+                    of_op = of_op or losses(call, shape.R or 1, OP_CALLS)
                 else:
-                    call = self._peer(label, first, mean_of_op, session.device)
+                    call = self._peer(label, first, of_op, session.device)
             except Exception as error:  # whatever keeps a contender from running is what its line says
                 result.failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
                 result.wrong |= isinstance(error, WrongResultError)
@@ -102,15 +102,15 @@ class SampledRace:
         result.lines = [bar.line(self.work, result, first, session.limits) for bar in self.bars]
         return result
 
-    def _peer(self, label: str, shape: Shape, mean_of_op: tuple[float, float] | None, device: str) -> Callable[[], Any]:
-        """A peer's step, when its mean loss is the op's; one that runs trials one by one has the first trial."""
+    def _peer(self, label: str, shape: Shape, of_op: list[float] | None, device: str) -> Callable[[], Any]:
+        """A peer's step, when its typical loss is the op's; one that runs trials one by one has the first trial."""
         values, make = parameters_of(shape, device), PEERS[label][0]
         if self.peers[label] and shape.R is not None:
             return make(replace(shape, R=None), {name: x[0].detach().requires_grad_() for name, x in values.items()})
         torch.manual_seed(0)
         step = make(shape, values)
-        if mean_of_op is not None:
-            agree(mean_loss(step, shape.R or 1), mean_of_op)
+        if of_op is not None:
+            agree(losses(step, shape.R or 1, PEER_CALLS), of_op)
         return step
 
 

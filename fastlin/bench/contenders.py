@@ -128,7 +128,7 @@ class Problem:
         if kind(label) == "fastlin":
             return sampled_peers.check_op(self.shape, label.partition(":")[2] or "auto", dtype=self.dtype)
         trials = self.shape.R or 1
-        sampled_peers.agree(sampled_peers.mean_loss(call, trials), self._mean_loss)
+        sampled_peers.agree(sampled_peers.losses(call, trials, sampled_peers.PEER_CALLS), self._losses_of_op)
         return {}
 
     @cached_property
@@ -136,8 +136,8 @@ class Problem:
         return checks.Gate.of(self._case, self._scores)
 
     @cached_property
-    def _mean_loss(self) -> tuple[float, float]:
-        return sampled_peers.mean_loss(self.build("fastlin:eager"), self.shape.R or 1)
+    def _losses_of_op(self) -> list[float]:
+        return sampled_peers.losses(self.build("fastlin"), self.shape.R or 1, sampled_peers.OP_CALLS)
 
     def _ask_jax(self) -> None:
         if self.dtype != torch.float32:

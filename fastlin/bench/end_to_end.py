@@ -179,7 +179,7 @@ def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: lis
 
 
 def _peer(shape: Shape, label: str) -> Stretch:
-    """A peer's stretch, when its mean loss is that of the op: one trial for a form without trials, else all."""
+    """A peer's stretch, when its typical loss is that of the op: one trial for a form without trials, else all."""
     alone = label == "eager"
     problem = Problem(replace(shape, R=None) if alone else shape, torch.float32)
     step: Any = problem.build(label)

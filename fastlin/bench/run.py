@@ -40,11 +40,11 @@ class Effort:
         Of the training.
     """
 
-    table: float = 0.4
-    scaling: float = 0.15
+    table: float = 0.2
+    scaling: float = 0.08
     scores: int = checks.AFFORDABLE_SCORES // 6
-    repeats: int = 5
-    training: int | None = 200
+    repeats: int = 3
+    training: int | None = 100
     batch: int = end_to_end.BATCH
 
 

@@ -63,7 +63,7 @@ _DEFAULT: tuple[tuple[Shape, str, str], ...] = (
     (replace(_LAYER, n=200), "float32", "fastlin eager eager-gram"),
     (replace(_LAYER, R=50), "float32", "fastlin vmap-gram jax-gram"),
     (_LAYER, "float64", "fastlin eager eager-gram"),
-    (_STACK, "float32", "fastlin reference eager eager-gram compile-gram jax-gram"),
+    (_STACK, "float32", "fastlin eager eager-gram compile-gram jax-gram"),
     (Shape("gram_loss"), "float32", "fastlin eager-gram"),
     (Shape("gram_stack_loss"), "float32", "fastlin eager-gram"),
     (Shape("predict"), "float32", "fastlin reference eager eager-gram numpy"),
@@ -79,8 +79,8 @@ _SCALING: tuple[tuple[str, Shape, Sequence[int], str], ...] = (
     ("B", _LAYER, (8, 64, 512, 4096, 32768), _FEW),
     ("n", _LAYER, (5, 20, 80, 320), _FEW),
     ("d", replace(_LAYER, B=_SMALL), (2, 5, 10, 20, 40, 80), _FEW),
-    ("L", replace(_STACK, B=_SMALL), (2, 4, 8), _FEW),
-    ("R", replace(_LAYER, B=_SMALL), (1, 4, 16, 64), "fastlin vmap vmap-gram"),
+    ("L", replace(_STACK, B=512), (2, 4, 8), _FEW),
+    ("R", replace(_LAYER, B=_SMALL), (1, 4, 16, 64), "fastlin vmap-gram"),
 )
 
 
@@ -93,9 +93,7 @@ def default(threads: int) -> list[Spec]:
         for place in places
     ]
     some = sorted({threads, *(1 << i for i in range(threads.bit_length()) if 1 << i <= threads)})
-    curves += [
-        Spec(SCALING, replace(_LAYER, R=50), "float32", count, ("fastlin", "vmap-gram"), "threads") for count in some
-    ]
+    curves += [Spec(SCALING, replace(_LAYER, R=50), "float32", count, ("fastlin",), "threads") for count in some]
     return table + curves
 
 

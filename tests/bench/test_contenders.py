@@ -54,8 +54,8 @@ def test_jax_trains():
     pytest.importorskip("jax")
     shape = Shape("sampled_loss", B=2000, n=6, m=5, R=2)
     train = jax_peers.training(shape, cases.parameters_of(shape), steps=10)
-    expected = sampled_peers.mean_loss(Problem(shape, torch.float32).build("fastlin:eager"), 2)
-    sampled_peers.agree(sampled_peers.mean_loss(lambda: train(0.0), 2), expected)
+    expected = sampled_peers.losses(Problem(shape, torch.float32).build("fastlin:eager"), 2, sampled_peers.OP_CALLS)
+    sampled_peers.agree(sampled_peers.losses(lambda: train(0.0), 2, sampled_peers.PEER_CALLS), expected)
     for _ in range(20):
         found = train(1e-2)
     assert float(found[0]) / 2 < 0.8 * expected[0]
@@ -99,7 +99,7 @@ def test_a_wrong_contender_is_refused(op, monkeypatch):
     right = forms.FORMS[op][""]
     monkeypatch.setitem(forms.FORMS[op], "", lambda *x: 1.2 * right(*x))
     contenders.peers.of_form.cache_clear()
-    problem = Problem(Shape(op, B=3000, n=6, m=5), torch.float32)
+    problem = Problem(Shape(op, B=100_000, n=6, m=5), torch.float32)
     with pytest.raises(WrongResultError):
         problem.check("eager", problem.build("eager"))
     contenders.peers.of_form.cache_clear()

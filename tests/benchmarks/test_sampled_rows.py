@@ -1,5 +1,7 @@
 """The rows of the sampled ops: peers compute what the op computes, and a wrong contender is not timed."""
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -23,13 +25,16 @@ def test_stacks_on_tokens_agree_with_the_reference(model):
 
 @pytest.mark.parametrize("shape", [LAYER, STACK])
 def test_the_tokens_of_eager_have_the_distribution_of_the_source(shape):
-    """Mean losses agree; a mean that is 20 standard errors away does not."""
+    """Typical losses agree; one that is 5 of the op's standard deviations away does not, nor one that is no loss."""
     values = parameters_of(shape)
-    expected = sampled_peers.mean_loss(sampled_peers.op(shape, values, "eager"), 1)
+    expected = sampled_peers.losses(sampled_peers.op(shape, values, "eager"), 1, sampled_peers.OP_CALLS)
     torch.manual_seed(0)
-    sampled_peers.agree(sampled_peers.mean_loss(sampled_peers.eager(shape, values), 1), expected)
-    with pytest.raises(WrongResultError, match=r"mean loss .*, the op's is .*; standard error"):
-        sampled_peers.agree((expected[0] + 20 * expected[1], expected[1]), expected)
+    found = sampled_peers.losses(sampled_peers.eager(shape, values), 1, sampled_peers.PEER_CALLS)
+    sampled_peers.agree(found, expected)
+    away = math.exp(5 * statistics.stdev(map(math.log, expected)))
+    for wrong in ([loss * away for loss in found], [0.0, *found], [-1.0, *found], [math.nan, *found]):
+        with pytest.raises(WrongResultError, match=r"typical loss .*, the op's is .*; standard error"):
+            sampled_peers.agree(wrong, expected)
 
 
 def test_a_wrong_op_is_found(monkeypatch):
@@ -44,5 +49,5 @@ def test_jax_agrees():
     pytest.importorskip("jax")
     shape = replace(LAYER, R=3)
     values = parameters_of(shape)
-    expected = sampled_peers.mean_loss(sampled_peers.op(shape, values, "eager"), 3)
-    sampled_peers.agree(sampled_peers.mean_loss(jax_peers.drawn(shape, values, 2), 3), expected)
+    expected = sampled_peers.losses(sampled_peers.op(shape, values, "eager"), 3, sampled_peers.OP_CALLS)
+    sampled_peers.agree(sampled_peers.losses(jax_peers.drawn(shape, values, 2), 3, sampled_peers.PEER_CALLS), expected)
