@@ -13,6 +13,7 @@ import tomllib
 
 import pytest
 import torch
+import torch.distributed.run
 from docs.pages import PAGES, ROOT, anchors, blocks, links
 
 import fastlin as fl
@@ -110,7 +111,12 @@ def launched(command):
     """The command that torchrun or sbatch starts; others as they are."""
     if command[0] == "sbatch":
         return shlex.split(command[command.index("--wrap") + 1])
-    return command[command.index("-m") + 1 :] if command[0] == "torchrun" else command
+    if command[0] == "torchrun":
+        # It reads all arguments, and refuses those of the program that it takes for a part of a name of its own.
+        options = torch.distributed.run.get_args_parser().parse_args(command[1:])
+        assert options.module
+        return [options.training_script, *options.training_script_args]
+    return command
 
 
 def check_fastlin(arguments, monkeypatch):
@@ -135,6 +141,8 @@ def check_fastlin(arguments, monkeypatch):
 
 
 def test_a_wrong_command_is_seen(monkeypatch):
+    with pytest.raises(SystemExit):
+        launched(shlex.split("torchrun --nproc-per-node 2 -m fastlin train 2c --n 20"))
     with pytest.raises(SystemExit):
         check_fastlin(["reproduce", "2c", "--size", "tiny"], monkeypatch)
     with pytest.raises(ValueError, match="figure"):
