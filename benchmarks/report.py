@@ -20,7 +20,7 @@ def head(machine: dict[str, Any], limits: Limits, settings: dict[str, Any]) -> s
     policy = machine["omp_wait_policy"]
     state = {
         "cold": "caches flushed and threads at rest before each call",
-        "warm": "calls for 5 ms in a row, or one longer one, after an untimed one",
+        "warm": "calls for 10 ms in a row, or one longer one, after as many untimed ones",
     }[settings["cache"]]
     items = [
         f"machine: {machine['machine']}, {machine['cpu']}, {machine['cores']} cores, load {machine['load']:.2f}",

@@ -5,6 +5,8 @@ A row is run in a `Session` and gives a `Result`, whose lines are those of the t
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +18,16 @@ from fastlin.bench import cases, checks, peers
 from fastlin.bench.cases import Case, Loss, Shape
 from fastlin.bench.machine import Limits
 from fastlin.bench.probe import Probe
-from fastlin.bench.timing import Contender, Stopwatch, Timing, calls_in_a_row, in_units, interleave, show
+from fastlin.bench.timing import (
+    Contender,
+    Stopwatch,
+    Timing,
+    calls_in_a_row,
+    in_units,
+    interleave,
+    last_level_cache,
+    show,
+)
 from fastlin.bench.work import multiply_adds
 
 Verdict = Literal["ok", "misses", "not measured", "no bar"]
@@ -128,11 +139,12 @@ LOSSES: dict[str, Callable[[str, str], Loss]] = {
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender of a race: its kind, precision, threads and backend (None: the session's) and turns.
+    """A contender of a race: its kind, precision, threads and backend (None: the session's), turns and tokens.
 
     The kind is a name in LOSSES, whose step is timed, or "graph", the op's step as one CUDA graph; "read", which sums
     z; "call", the op's call alone, in which it makes its gradients; "autograd", torch.autograd.grad of one sum, which
-    is what torch takes for itself.
+    is what torch takes for itself. A contender with `fresh` tokens finds others in each call, from memory, as training
+    on data that come from elsewhere does.
     """
 
     kind: str
@@ -140,6 +152,7 @@ class Entrant:
     dtype: torch.dtype = torch.float32
     threads: int | None = None
     backend: str | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,6 +312,12 @@ def race(
 
 def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     case = case if entrant.dtype == case.dtype else case.to(entrant.dtype)
+    if entrant.fresh:
+        z = case.data["z"]
+        copies = 1 + math.ceil(2 * last_level_cache() / z.nbytes)
+        others = [replace(case, data={**case.data, "z": z.clone()}) for _ in range(copies)]
+        turns = itertools.cycle([_call(replace(entrant, fresh=False), other, backend) for other in others])
+        return lambda: next(turns)()
     if entrant.kind == "read":
         return case.data["z"].sum
     if entrant.kind == "call":

@@ -121,8 +121,8 @@ def interleave(
     rounds : int
         In each, all contenders whose turn it is run once; the order rotates from round to round.
     reset : callable or None
-        Runs before every timed section, after the contender's own `before`. None: an untimed call of the contender
-        itself, so that it finds the state that it left.
+        Runs before every timed section, after the contender's own `before`. None: as many calls of the contender
+        itself, untimed, so that it finds the state that a loop of it leaves.
     stopwatch : callable or None
         None: the wall clock.
     seconds : float
@@ -149,25 +149,28 @@ def interleave(
             first = i % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 if i % contender.every == 0:
-                    samples[contender.name].append(_time(contender, reset or contender.call, stopwatch))
+                    samples[contender.name].append(_time(contender, reset, stopwatch))
             progress(i + 1, rounds)
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
 def calls_in_a_row(call: Callable[[], object]) -> int:
-    """As many as take 5 ms, at most 50: what a loop finds that calls nothing else.
+    """As many as take 10 ms, at most 100: what a loop finds that calls nothing else.
 
     On two cores, the first call after something else took 1.3 ms, the second 0.7 and the tenth 0.5, whatever the other
     thing was (prompt_loss with its gradients, n = 50).
     """
     call()
-    return max(1, min(math.ceil(5e-3 / max(wall_clock(call, 1), 1e-7)), 50))
+    return max(1, min(math.ceil(1e-2 / max(wall_clock(call, 1), 1e-7)), 100))
 
 
-def _time(contender: Contender, reset: Callable[[], object], stopwatch: Stopwatch) -> float:
+def _time(contender: Contender, reset: Callable[[], object] | None, stopwatch: Stopwatch) -> float:
     if contender.before is not None:
         contender.before()
-    reset()
+    if reset is None:
+        stopwatch(contender.call, contender.calls)
+    else:
+        reset()
     return stopwatch(contender.call, contender.calls)
 
 
