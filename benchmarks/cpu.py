@@ -249,7 +249,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         choices=["cold", "warm"],
         default="warm",
-        help="warm (default): 10 ms of calls in a row, of which nothing is timed, then 10 ms that are; cold: caches are "
+        help="warm (default): calls in a row for 10 ms that are not timed, then for 10 ms that are; cold: caches are "
         "flushed before each timed call, the interpreter's too, and threads are at rest",
     )
     options = parser.parse_args(arguments)

@@ -312,22 +312,32 @@ def race(
 
 def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     case = case if entrant.dtype == case.dtype else case.to(entrant.dtype)
-    if entrant.fresh:
-        z = case.data["z"]
-        copies = 1 + math.ceil(2 * last_level_cache() / z.nbytes)
-        others = [replace(case, data={**case.data, "z": z.clone()}) for _ in range(copies)]
-        turns = itertools.cycle([_call(replace(entrant, fresh=False), other, backend) for other in others])
-        return lambda: next(turns)()
-    if entrant.kind == "read":
-        return case.data["z"].sum
-    if entrant.kind == "call":
-        return partial(LOSSES["op"](case.shape.op, backend), *case.arguments)
-    if entrant.kind == "autograd":
-        leaf = next(iter(case.parameters.values()))
-        return lambda: torch.autograd.grad(leaf.sum(), leaf)
-    if entrant.kind == "graph":
-        return peers.captured(case.step(LOSSES["op"](case.shape.op, backend)))
-    return case.step(LOSSES[entrant.kind](case.shape.op, backend))
+    of = _calls(entrant.kind, case.shape.op, backend)
+    if not entrant.fresh:
+        return of(case)
+    z = case.data["z"]
+    copies = 1 + math.ceil(2 * last_level_cache() / z.nbytes)
+    turns = itertools.cycle([of(replace(case, data={**case.data, "z": z.clone()})) for _ in range(copies)])
+    return lambda: next(turns)()
+
+
+def _calls(kind: str, op: str, backend: str) -> Callable[[Case], Callable[[], Any]]:
+    """What a kind of contender calls for a case."""
+    if kind == "read":
+        return lambda case: case.data["z"].sum
+    if kind == "autograd":
+        return _autograd
+    loss = LOSSES["op" if kind in ("call", "graph") else kind](op, backend)
+    if kind == "call":
+        return lambda case: partial(loss, *case.arguments)
+    if kind == "graph":
+        return lambda case: peers.captured(case.step(loss))
+    return lambda case: case.step(loss)
+
+
+def _autograd(case: Case) -> Callable[[], Any]:
+    leaf = next(iter(case.parameters.values()))
+    return lambda: torch.autograd.grad(leaf.sum(), leaf)
 
 
 def _on_threads(threads: int, call: Callable[[], Any]) -> None:

@@ -1,7 +1,8 @@
 """Throughput of training against the number of processes on this machine: `python -m benchmarks.world`.
 
 Every number of processes trains the same problem, on as many threads in all as the machine has cores, but one for each
-process at least. Prints a table and draws world.png.
+process at least. All are started at once and take turns, stretch by stretch, so that a slow moment of the machine meets
+them all; those whose turn it is not sleep. Prints a table and draws world.png.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,67 +23,107 @@ import torch
 import fastlin as fl
 from fastlin._files import replacing
 from fastlin.plots.style import new_figure
-from fastlin.training.team import joined, team_of
+from fastlin.training.team import Team, joined, team_of
+
+Table = dict[str, dict[int, list[dict[str, float]]]]
+"""Stretches, one a round, by case and number of processes."""
 
 CASES = {
     "1 trial, batch 8192": {"trials": 1, "batch": 8192},
     "50 trials, batch 8192": {"trials": 50, "batch": 8192},
     "1 trial, batch 131072": {"trials": 1, "batch": 1 << 17},
     "50 trials, batch 131072": {"trials": 50, "batch": 1 << 17},
+    "1 trial, batch 1048576": {"trials": 1, "batch": 1 << 20},
 }
 _D, _TASKS = 10, 2
 # Sequences times the root of the trials that a stretch has: about a second of a core.
 _WORK = 3_000_000
 
 
-def work(rounds: int) -> dict[str, Any]:
-    """Of one process: seconds a step of each case, and of the sum over processes alone, in every round.
-
-    And what all processes were busy in a step: on a machine that others use, these seconds tell more.
-    """
+def serve() -> None:
+    """Be one process of a group: train a stretch of each case that is asked for, one a line; the first one answers."""
     means = torch.stack([torch.ones(_D), -torch.ones(_D)])
     mix = fl.TaskMixture(means, torch.eye(_D).expand(_TASKS, _D, _D), [0.5, 0.5], noise_std=0.1)
-    found: dict[str, Any] = {}
-    for name, sizes in CASES.items():
-        steps = max(int(_WORK / (sizes["batch"] * sizes["trials"] ** 0.5)), 20)
-        options: dict[str, Any] = {"preset": "paper", "records": 1, "progress": False, **sizes}
-        run = fl.train(mix, "joint", 20, steps=2, **options)
-        before = time.process_time()
-        runs = [fl.train(mix, "joint", 20, steps=steps, **options) for _ in range(rounds)]
-        busy = torch.tensor(time.process_time() - before, dtype=torch.float64)
-        team_of(torch.device("cpu")).add(busy)
-        numbers = sum(raw.numel() for raw in run.model.parameters()) + sizes["trials"] + 2
-        found[name] = {
-            "seconds": [one.seconds / steps for one in runs],
-            "busy": float(busy) / rounds / steps,
-            "bytes": 8 * numbers,
-            "sum": [_sum(numbers) for _ in range(rounds)],
-        }
-    return found
+    team = team_of(torch.device("cpu"))
+    while True:
+        name = team.told(lambda: (sys.stdin.readline().strip(), {}))[0]
+        if not name:
+            return
+        found = _stretch(mix, team, name)
+        if team.first:
+            print(json.dumps(found), flush=True)
 
 
-def _sum(numbers: int) -> float:
-    """Seconds of a sum over the processes."""
-    team, values, repeats = team_of(torch.device("cpu")), torch.zeros(numbers, dtype=torch.float64), 100
+def _stretch(mix: fl.TaskMixture, team: Team, name: str) -> dict[str, float]:
+    """Seconds of a step, seconds that all processes were busy with it, bytes of the sum, and seconds of it alone."""
+    sizes = CASES[name]
+    steps = max(int(_WORK / (sizes["batch"] * sizes["trials"] ** 0.5)), 6)
+    options: dict[str, Any] = {"preset": "paper", "records": 1, "progress": False, **sizes}
+    # The first steps after the others' turn find cold caches and sleeping threads.
+    run = fl.train(mix, "joint", 20, steps=2, **options)
+    before = time.process_time()
+    run = fl.train(mix, "joint", 20, steps=steps, **options)
+    busy = torch.tensor(time.process_time() - before, dtype=torch.float64)
+    team.add(busy)
+    numbers = sum(raw.numel() for raw in run.model.parameters()) + sizes["trials"] + 2
+    values, repeats = torch.zeros(numbers, dtype=torch.float64), 100
     start = time.perf_counter()
     for _ in range(repeats):
         team.add(values)
-    return (time.perf_counter() - start) / repeats
+    added = (time.perf_counter() - start) / repeats
+    return {"step": run.seconds / steps, "busy": float(busy) / steps, "bytes": values.nbytes, "sum": added}
 
 
-def measure(size: int, rounds: int) -> dict[str, Any]:
-    """What the first of `size` processes has found."""
-    threads = max(_cores() // size, 1)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    done = subprocess.run(
-        [*command, "-m", "benchmarks.world", "--worker", "--rounds", str(rounds)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+class Group:
+    """Some processes that wait for their turn."""
+
+    def __init__(self, size: int) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+        self._process = subprocess.Popen(
+            [*command, "-m", "benchmarks.world", "--worker"],
+            env={**os.environ, "OMP_NUM_THREADS": str(max(_cores() // size, 1))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, name: str) -> dict[str, float]:
+        """A stretch of a case."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(name, file=self._process.stdin, flush=True)
+        found: dict[str, float] = json.loads(self._process.stdout.readline())
+        return found
+
+    def end(self) -> None:
+        """Let them go."""
+        self._process.communicate()
+
+
+def measure(sizes: Sequence[int], rounds: int) -> Table:
+    """Stretches of each case by each number of processes, in every round."""
+    groups = {size: Group(size) for size in sizes}
+    table: Table = {name: {size: [] for size in sizes} for name in CASES}
+    try:
+        for _ in range(rounds):
+            for name in CASES:
+                for size, group in groups.items():
+                    table[name][size].append(group.ask(name))
+    finally:
+        for group in groups.values():
+            group.end()
+    return table
+
+
+def median(found: Sequence[dict[str, float]], what: str) -> float:
+    """Of all rounds."""
+    return statistics.median(one[what] for one in found)
+
+
+def share(table: Table, name: str, size: int, what: str = "step") -> float:
+    """Of what the first number of processes does in that time: the median over rounds."""
+    first = next(iter(table[name].values()))
+    return statistics.median(one[what] / other[what] for one, other in zip(first, table[name][size], strict=True))
 
 
 def _cores() -> int:
@@ -89,16 +131,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def draw(table: dict[int, dict[str, Any]], path: Path) -> None:
+def draw(table: Table, path: Path) -> None:
     """Sequences a second over those of one process, for each case."""
     figure = new_figure(6.0, 3.6)
     axes = figure.add_subplot()
-    sizes = list(table)
-    for name, marker in zip(CASES, "os^D", strict=True):
-        rates = [1.0 / statistics.median(table[size][name]["seconds"]) for size in sizes]
-        axes.plot(sizes, [rate / rates[0] for rate in rates], marker=marker, label=name)
+    for (name, by_size), marker in zip(table.items(), "os^Dv", strict=True):
+        axes.plot(list(by_size), [share(table, name, size) for size in by_size], marker=marker, label=name)
     axes.axhline(0.9, color="black", linestyle=":", linewidth=0.8)
-    axes.set_xticks(sizes)
+    axes.set_xticks(list(by_size))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel(f"processes, on {_cores()} cores in all")
     axes.set_ylabel("sequences a second, over one process")
@@ -107,7 +147,7 @@ def draw(table: dict[int, dict[str, Any]], path: Path) -> None:
         figure.savefig(temporary, dpi=160)
 
 
-def rows(table: dict[int, dict[str, Any]]) -> list[str]:
+def rows(table: Table) -> list[str]:
     """The table in Markdown."""
     titles = (
         "",
@@ -118,14 +158,12 @@ def rows(table: dict[int, dict[str, Any]]) -> list[str]:
         "sum of one buffer",
     )
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for name, sizes in CASES.items():
-        first = table[min(table)][name]
-        one = statistics.median(first["seconds"])
-        for size, found in table.items():
-            step = statistics.median(found[name]["seconds"])
-            added = f"{found[name]['bytes']} bytes, {1e6 * statistics.median(found[name]['sum']):.0f} µs"
-            rate = f"{sizes['batch'] / step / 1e6:.2f} | {one / step:.2f} | {first['busy'] / found[name]['busy']:.2f}"
-            lines.append(f"| {name} | {size} | {rate} | {added if size > 1 else '-'} |")
+    for name, by_size in table.items():
+        for size, found in by_size.items():
+            rate = CASES[name]["batch"] / median(found, "step") / 1e6
+            added = f"{median(found, 'bytes'):.0f} bytes, {1e6 * median(found, 'sum'):.0f} µs" if size > 1 else "-"
+            shares = f"{share(table, name, size):.2f} | {share(table, name, size, 'busy'):.2f}"
+            lines.append(f"| {name} | {size} | {rate:.2f} | {shares} | {added} |")
     return lines
 
 
@@ -133,17 +171,15 @@ def main() -> int:
     """Measure, print and draw; or be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1,2,4", help="numbers of processes; the first is compared with")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of world.png")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         with joined("cpu"):
-            found, first = work(options.rounds), team_of(torch.device("cpu")).first
-        if first:
-            print(json.dumps(found))
+            serve()
         return 0
-    table = {size: measure(size, options.rounds) for size in map(int, options.sizes.split(","))}
+    table = measure([int(size) for size in options.sizes.split(",")], options.rounds)
     print(*rows(table), sep="\n")
     options.out.mkdir(parents=True, exist_ok=True)
     draw(table, options.out / "world.png")

@@ -13,6 +13,8 @@ from torch import distributed
 
 import fastlin as fl
 from fastlin.experiments import plan
+from fastlin.training import team
+from fastlin.training.wires import Wires
 
 BATCH = 256  # of an evaluation
 
@@ -85,6 +87,7 @@ def main(rank, size, folder, cases):
     for case in json.loads(cases):
         out = {} if case == "alone" else {"out": Path(folder) / case}
         found[case] = {name: value.detach() for name, value in summary(train(case, **out)).items()}
+    assert [type(held) for held in team._WIRES.values()] == [Wires]  # their sums were made over sockets
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 

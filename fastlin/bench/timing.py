@@ -167,10 +167,11 @@ def calls_in_a_row(call: Callable[[], object]) -> int:
 def _time(contender: Contender, reset: Callable[[], object] | None, stopwatch: Stopwatch) -> float:
     if contender.before is not None:
         contender.before()
-    if reset is None:
-        stopwatch(contender.call, contender.calls)
-    else:
+    if reset is not None:
         reset()
+    else:
+        for _ in range(contender.calls):
+            contender.call()
     return stopwatch(contender.call, contender.calls)
 
 

@@ -62,7 +62,7 @@ class Wires:
 
 
 def _bytes_of(values: Tensor) -> memoryview:
-    return memoryview(values.numpy()).cast("B")
+    return values.numpy().data.cast("B")
 
 
 def _fill(wire: socket.socket, held: memoryview) -> None:

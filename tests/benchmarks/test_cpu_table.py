@@ -93,6 +93,7 @@ def test_a_run_writes_all_rows(tmp_path, capsys, no_compiler, restored_threads):
     unmeasured = [line for row in found.values() for line in row["lines"] if line["verdict"] == "not measured"]
     assert [line["measured"] for line in unmeasured] == [
         "compiled query row: RuntimeError: no compiler",
+        "compiled query row, fresh tokens: RuntimeError: no compiler",
         "compiled: RuntimeError: no compiler",
         "JAX: ModuleNotFoundError: No module named 'jax'",
     ]
@@ -168,7 +169,20 @@ def test_a_slow_race_is_cut_short():
 def test_without_reset_a_contender_runs_before_it_is_timed():
     ran = []
     timing.interleave([timing.Contender("a", lambda: ran.append("a"), calls=5)], 2, None)
-    assert len(ran) == 1 + 2 * (1 + 5)
+    assert len(ran) == 1 + 2 * (5 + 5)
+
+
+def test_fresh_tokens_are_others_in_each_call(monkeypatch):
+    case, seen = cases.make(Shape(B=8, n=3)), []
+    z = case.data["z"]
+    monkeypatch.setattr(rows, "last_level_cache", lambda: z.nbytes)
+    monkeypatch.setitem(rows.LOSSES, "op", lambda op, backend: lambda z, *rest: seen.append(z))
+    call = rows._call(rows.Entrant("call", fresh=True), case, "cpu")
+    for _ in range(6):
+        call()
+    assert len({held.data_ptr() for held in seen}) == 3  # twice the cache, and one more
+    assert all(torch.equal(held, z) and held.data_ptr() != z.data_ptr() for held in seen)
+    assert [held.data_ptr() for held in seen[:3]] == [held.data_ptr() for held in seen[3:]]
 
 
 def test_timing_is_a_median_with_its_spread():
