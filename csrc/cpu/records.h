@@ -13,9 +13,13 @@ namespace fastlin {
 template <class T>
 void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, double* record) {
   const Problem<T>& P = plan.problem;
-  std::vector<double> scratch(static_cast<std::size_t>(P.m));
+  // Tasks may be as many as sequences: those of narrow tokens do without the heap.
+  constexpr std::int64_t kNarrow = 64;
+  double narrow[kNarrow];
+  std::vector<double> wide(static_cast<std::size_t>(P.m > kNarrow ? P.m : 0));
+  double* scratch = wide.empty() ? narrow : wide.data();
   for (std::int64_t r = 0; r < P.R; ++r, record += plan.record.width) {
-    finish_trial(P, out, plan.record, k, r, plan.count(k), record, scratch.data(), Alone{});
+    finish_trial(P, out, plan.record, k, r, plan.count(k), record, scratch, Alone{});
   }
 }
 
