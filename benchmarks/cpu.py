@@ -38,13 +38,14 @@ FRESH = {
 EAGER_FORMS = {"query row": EAGER, "query row, one product": EAGER_ONE}
 
 
-def faster(times: float | None, peer: str) -> Ratio:
+def faster(times: float | None, peer: str, tokens: str = "") -> Ratio:
     """The op must be that many times faster than the peer; None shows by how much it is."""
-    return Ratio(peer, "op", ">=", times, peer if times is not None else "the fastest eager form found")
+    of = f"{peer}{tokens}" if times is not None else "the fastest eager form found"
+    return Ratio(f"{peer}{tokens}", f"op{tokens}", ">=", times, of)
 
 
-def near_reading(times: float | None, tokens: str = "") -> Ratio:
-    """The op may take that many times the time of reading z once; None shows what it takes."""
+def near_reading(times: float, tokens: str = "") -> Ratio:
+    """The op may take that many times the time of reading z once."""
     return Ratio(f"op{tokens}", f"read{tokens}", "<=", times, f"reading z once{tokens}")
 
 
@@ -59,9 +60,9 @@ ROWS: tuple[Row, ...] = (
             faster(25, "query row"),
             faster(None, "query row, one product"),
             faster(8, "compiled query row"),
+            near_reading(3),
+            faster(8, "compiled query row", ", fresh tokens"),
             near_reading(3, ", fresh tokens"),
-            near_reading(None),
-            Ratio("compiled query row, fresh tokens", "op, fresh tokens", ">=", None, "tokens from memory"),
         ),
     ),
     Race(

@@ -22,7 +22,6 @@ from fastlin.bench.timing import (
     Contender,
     Stopwatch,
     Timing,
-    calls_in_a_row,
     in_units,
     interleave,
     last_level_cache,
@@ -30,6 +29,7 @@ from fastlin.bench.timing import (
 )
 from fastlin.bench.work import multiply_adds
 
+_LEAST_CACHE = 1 << 25
 Verdict = Literal["ok", "misses", "not measured", "no bar"]
 
 
@@ -226,8 +226,8 @@ class Race:
     bars : tuple
     rounds : int
     calls : int
-        Calls in a row that are timed as one. More than one are calls whose state is their own: nothing is reset. Where
-        nothing is reset anyway they are as many as `timing.calls_in_a_row` says, at least.
+        Calls in a row that are timed as one. More than one are calls whose state is their own: nothing is reset. One
+        leaves their number to `timing.interleave`.
     """
 
     name: str
@@ -292,8 +292,7 @@ def race(
             continue
         before = None if entrant.threads is None else partial(_on_threads, entrant.threads, call)
         every = 1 if session.quick else entrant.every
-        in_row = calls if session.reset is not None or session.quick else max(calls, calls_in_a_row(call))
-        contenders.append(Contender(label, call, every, in_row, before))
+        contenders.append(Contender(label, call, every, calls if calls > 1 else None, before))
     del gate
     if contenders:
         reset = session.reset if calls == 1 else None
@@ -316,7 +315,9 @@ def _call(entrant: Entrant, case: Case, backend: str) -> Callable[[], Any]:
     if not entrant.fresh:
         return of(case)
     z = case.data["z"]
-    copies = 1 + math.ceil(2 * last_level_cache() / z.nbytes)
+    # Each thread may have a last level of its own, and Linux does not tell of it everywhere.
+    caches = torch.get_num_threads() * max(last_level_cache(), _LEAST_CACHE)
+    copies = 1 + math.ceil(2 * caches / z.nbytes)
     turns = itertools.cycle([of(replace(case, data={**case.data, "z": z.clone()})) for _ in range(copies)])
     return lambda: next(turns)()
 

@@ -86,7 +86,7 @@ class SampledRace:
                 result.wrong |= isinstance(error, WrongResultError)
                 continue
             every = 1 if session.quick or label in self.shapes else 3
-            contenders.append(Contender(label, call, every, self.calls))
+            contenders.append(Contender(label, call, every, self.calls if self.calls > 1 else None))
         timings = interleave(
             contenders,
             2 if session.quick else self.rounds,

@@ -35,8 +35,8 @@ class Contender:
     call : callable
     every : int
         It runs in every `every`-th round: the slow ones run in fewer.
-    calls : int
-        Calls in a row that are timed as one, for what is short against the clock.
+    calls : int or None
+        Calls in a row that are timed as one; None leaves it to `interleave`.
     before : callable or None
         Runs before the timed section, untimed.
     """
@@ -44,7 +44,7 @@ class Contender:
     name: str
     call: Callable[[], object]
     every: int = 1
-    calls: int = 1
+    calls: int | None = None
     before: Callable[[], object] | None = None
 
 
@@ -122,7 +122,8 @@ def interleave(
         In each, all contenders whose turn it is run once; the order rotates from round to round.
     reset : callable or None
         Runs before every timed section, after the contender's own `before`. None: as many calls of the contender
-        itself, untimed, so that it finds the state that a loop of it leaves.
+        itself, untimed, so that it finds the state that a loop of it leaves; and of those that do not say how many
+        calls are timed as one, as many as `calls_in_a_row` says, where the clock is the wall clock.
     stopwatch : callable or None
         None: the wall clock.
     seconds : float
@@ -137,10 +138,16 @@ def interleave(
     dict
         A Timing for each contender's name.
     """
+    in_loops = reset is None and stopwatch is None
     stopwatch = stopwatch or wall_clock
     samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for contender in () if have_run else contenders:
-        contender.call()
+    calls: dict[str, int] = {}
+    for contender in contenders:
+        if contender.before is not None:
+            contender.before()
+        if not have_run:
+            contender.call()
+        calls[contender.name] = contender.calls or (calls_in_a_row(contender.call) if in_loops else 1)
     end = time.monotonic() + seconds
     with _no_collection():
         for i in range(rounds):
@@ -149,30 +156,29 @@ def interleave(
             first = i % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 if i % contender.every == 0:
-                    samples[contender.name].append(_time(contender, reset, stopwatch))
+                    samples[contender.name].append(_time(contender, calls[contender.name], reset, stopwatch))
             progress(i + 1, rounds)
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
 def calls_in_a_row(call: Callable[[], object]) -> int:
-    """As many as take 10 ms, at most 100: what a loop finds that calls nothing else.
+    """As many as take 10 ms, at most 100: what a loop finds that calls nothing else. The call has run before.
 
     On two cores, the first call after something else took 1.3 ms, the second 0.7 and the tenth 0.5, whatever the other
     thing was (prompt_loss with its gradients, n = 50).
     """
-    call()
     return max(1, min(math.ceil(1e-2 / max(wall_clock(call, 1), 1e-7)), 100))
 
 
-def _time(contender: Contender, reset: Callable[[], object] | None, stopwatch: Stopwatch) -> float:
+def _time(contender: Contender, calls: int, reset: Callable[[], object] | None, stopwatch: Stopwatch) -> float:
     if contender.before is not None:
         contender.before()
     if reset is not None:
         reset()
     else:
-        for _ in range(contender.calls):
+        for _ in range(calls):
             contender.call()
-    return stopwatch(contender.call, contender.calls)
+    return stopwatch(contender.call, calls)
 
 
 def wall_clock(call: Callable[[], object], calls: int) -> float:

@@ -29,9 +29,10 @@ from fastlin.experiments.leases import Lease
 from fastlin.experiments.train import train
 from fastlin.training.signals import ending_on_sigterm, interruptible
 
-# Between signs of life of a worker, at most (`reproduce.LEAST_PATIENCE` is twice that), and for a worker to end that is
-# to.
-_SIGN_SECONDS, _LAST_SECONDS = 5.0, 60.0
+SIGN_SECONDS = 5.0
+"""Between signs of life of a worker, at most."""
+
+_LAST_SECONDS = 60.0  # for a worker to end that is to
 
 
 class Trained(Protocol):
@@ -117,7 +118,7 @@ def run(
     count, threads = workers(jobs, _side_by_side(orders))
     made = {order.folder for order in orders}
     waiting, deaths = list(range(len(orders))), dict.fromkeys(range(len(orders)), 0)
-    watch, every = leases.Watch(patience), min(patience / 8, _SIGN_SECONDS)
+    watch, every = leases.Watch(patience), min(patience / 8, SIGN_SECONDS)
     next_look = time.monotonic()
     # Signals are heard between two looks, where nothing is half done: no lease is left that nobody holds.
     with _crew(count, threads) as crew, interruptible(True) as caught:

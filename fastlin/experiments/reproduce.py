@@ -30,7 +30,7 @@ from fastlin._info import info
 from fastlin._tensors import FileError
 from fastlin.data.philox import integer
 from fastlin.experiments import leases
-from fastlin.experiments.farm import Order, Outcome, Trained, run
+from fastlin.experiments.farm import SIGN_SECONDS, Order, Outcome, Trained, run
 from fastlin.experiments.panel_files import KIND, VERSION, outcome_of, outcome_path, read
 from fastlin.training.presets import PRESETS
 from fastlin.training.regimes import choice
@@ -96,9 +96,8 @@ SCALES = {
 }
 
 
-# Others may give a sign of life every 5 s only: who has less patience takes over what they are at work on, and they
-# from him, for ever.
-LEAST_PATIENCE = 10.0
+# Who has less patience takes over what others are at work on, and they from him, for ever.
+LEAST_PATIENCE = 2 * SIGN_SECONDS
 
 
 @dataclass(frozen=True)

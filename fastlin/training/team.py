@@ -13,12 +13,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -76,7 +78,9 @@ class Team:
             return None
         if group not in _WIRES:
             with self._reaching():
-                found = connect(self.rank, self.size, lambda text: str(self.told(lambda: (text, {}))[0]))
+                found = connect(
+                    self.rank, self.size, _timeout(group), lambda text: str(self.told(lambda: (text, {}))[0])
+                )
             _WIRES[group] = found
             if found is not None:
                 weakref.finalize(group, found.close)
@@ -139,6 +143,13 @@ class Team:
                 f"process {self.rank} of {self.size}: another process of the run has ended or cannot be reached; "
                 f"resume=True (--resume) goes on from the last checkpoint ({reason})"
             ) from error
+
+
+def _timeout(group: Any) -> float:
+    """Seconds after which processes of a group give up waiting for each other."""
+    options = getattr(group._get_backend(_CPU), "options", None)
+    timeout: timedelta = getattr(options, "_timeout", default_pg_timeout)
+    return timeout.total_seconds()
 
 
 ALONE = Team()

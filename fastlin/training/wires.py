@@ -9,13 +9,11 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.constants import default_pg_timeout
-
-_SECONDS = default_pg_timeout.total_seconds()
 
 
 class Wires:
@@ -26,13 +24,15 @@ class Wires:
     rank : int
         Of this process.
     sockets : list of socket.socket
+    seconds : float
+        After which who waits gives up.
     """
 
-    def __init__(self, rank: int, sockets: list[socket.socket]) -> None:
+    def __init__(self, rank: int, sockets: list[socket.socket], seconds: float) -> None:
         self._first, self._sockets = rank == 0, sockets
         self._part = torch.empty(0)
         for one in sockets:
-            one.settimeout(_SECONDS)
+            one.settimeout(seconds)
 
     def add(self, values: Tensor) -> None:
         """Add up over all processes, in place; in the first process, in the order of the processes.
@@ -42,6 +42,14 @@ class Wires:
         values : Tensor
             Contiguous, on the CPU, of one size and dtype in all.
         """
+        try:
+            self._add(values)
+        except BaseException:
+            # What is left in a socket would be taken for a part of the next sum, and others would wait for the rest.
+            self.close()
+            raise
+
+    def _add(self, values: Tensor) -> None:
         held = _bytes_of(values)
         if not self._first:
             self._sockets[0].sendall(held)
@@ -67,49 +75,69 @@ def _bytes_of(values: Tensor) -> memoryview:
 
 def _fill(wire: socket.socket, held: memoryview) -> None:
     while held:
-        count = wire.recv_into(held, flags=socket.MSG_WAITALL)
+        count = wire.recv_into(held)
         if count == 0:
             raise ConnectionResetError("its connection was closed")
         held = held[count:]
 
 
-def connect(rank: int, size: int, tell: Callable[[str], str]) -> Wires | None:
+def connect(rank: int, size: int, seconds: float, tell: Callable[[str], str]) -> Wires | None:
     """Sockets between all processes of a group; None where one cannot reach the first, as from another machine.
 
     Parameters
     ----------
     rank, size : int
         This process's number, and how many there are.
+    seconds : float
+        After which who waits gives up.
     tell : callable
         What it is given in the first process, in all.
     """
     if rank > 0:
-        wire = socket.socket(socket.AF_UNIX)
+        wire, is_wired = _called(tell(""), rank), False
         try:
-            wire.connect(tell(""))
-            wire.sendall(bytes([rank]))
-            has_reached = True
-        except OSError:
-            has_reached = False
-        if _all(has_reached, size):
-            return Wires(rank, [wire])
-        wire.close()
-        return None
-    # Only this user may enter the folder.
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
-        place = str(Path(folder, "door"))
-        try:
-            door.bind(place)
-            door.listen(size)
-        except OSError:  # the path is too long, or the disk full
-            place = ""
+            is_wired = _all(wire is not None, size)
+        finally:
+            if wire is not None and not is_wired:
+                wire.close()
+        return Wires(rank, [wire], seconds) if wire is not None and is_wired else None
+    with ExitStack() as stack:
+        door, place = _opened(size, stack)
         tell(place)
-        if not _all(True, size):
+        if not _all(door is not None, size) or door is None:
             return None
-        door.settimeout(_SECONDS)
+        door.settimeout(seconds)
         callers = [door.accept()[0] for _ in range(size - 1)]
     by_rank = {caller.recv(1)[0]: caller for caller in callers}
-    return Wires(rank, [by_rank[other] for other in range(1, size)])
+    return Wires(rank, [by_rank[other] for other in range(1, size)], seconds)
+
+
+def _opened(size: int, stack: ExitStack) -> tuple[socket.socket | None, str]:
+    """Where the others can come to, while the stack is there; None and "" where that cannot be had."""
+    try:
+        # Only this user may enter the folder.
+        place = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "door"))
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(place)
+        door.listen(size)
+    except OSError:  # no room for a folder or a socket, or a path that is too long
+        return None, ""
+    return door, place
+
+
+def _called(place: str, rank: int) -> socket.socket | None:
+    """A socket to the first process, which has been told whose it is."""
+    try:
+        wire = socket.socket(socket.AF_UNIX)
+    except OSError:
+        return None
+    try:
+        wire.connect(place)
+        wire.sendall(bytes([rank]))
+    except OSError:
+        wire.close()
+        return None
+    return wire
 
 
 def _all(has_reached: bool, size: int) -> bool:

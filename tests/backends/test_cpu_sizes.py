@@ -128,7 +128,8 @@ def test_columns_in_lanes(op, sizes, options, m, instruction_set):
     for case in (single, double):
         case.differentiable(*parameters)(backend="cpu")
         dtype = str(case.y.dtype).removeprefix("torch.")
-        columns = " columns" if 4 <= m <= 24 and instruction_set != "scalar" else ""
+        has_fours = instruction_set != "scalar" and (instruction_set, dtype) != ("neon", "float64")
+        columns = " columns" if 4 <= m <= 24 and has_fours else ""
         assert cpu.last_kernel == f"{instruction_set} {dtype} streamed{columns}"
     exact, found = results(double, fl.reference), results(double, backend="cpu")
     for name, value in exact.items():

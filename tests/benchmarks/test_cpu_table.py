@@ -155,9 +155,9 @@ def test_rounds_are_interleaved_in_rotating_order():
     contenders = [contender("a"), contender("b", before=lambda: ran.append("before")), contender("c", every=2)]
     found = timing.interleave(contenders, 3, reset)
     assert gc.isenabled()
-    assert ran[:3] == ["a", "b", "c"]
-    assert [name for name in ran[3:] if name in "abc"] == [*"abc", *"ba", *"cab"]
-    assert ran[3:9] == ["reset", "a", "before", "reset", "b", "reset"]
+    assert ran[:4] == ["a", "before", "b", "c"]
+    assert [name for name in ran[4:] if name in "abc"] == [*"abc", *"ba", *"cab"]
+    assert ran[4:10] == ["reset", "a", "before", "reset", "b", "reset"]
     assert [len(found[name].seconds) for name in "abc"] == [3, 3, 2]
 
 
@@ -172,17 +172,29 @@ def test_without_reset_a_contender_runs_before_it_is_timed():
     assert len(ran) == 1 + 2 * (5 + 5)
 
 
+@pytest.mark.parametrize(("reset", "stopwatch", "calls"), [(None, None, 7), (int, None, 1), (None, lambda *_: 1.0, 1)])
+def test_calls_in_a_row_are_for_loops_by_the_wall_clock(monkeypatch, reset, stopwatch, calls):
+    monkeypatch.setattr(timing, "calls_in_a_row", lambda call: 7)
+    timed = []
+    monkeypatch.setattr(timing, "wall_clock", lambda call, calls: timed.append(calls) or 1.0)
+    given = stopwatch and (lambda call, calls: timed.append(calls) or stopwatch(call, calls))
+    timing.interleave([timing.Contender("a", lambda: None)], 2, reset, stopwatch=given)
+    assert timed == [calls, calls]
+
+
 def test_fresh_tokens_are_others_in_each_call(monkeypatch):
     case, seen = cases.make(Shape(B=8, n=3)), []
     z = case.data["z"]
     monkeypatch.setattr(rows, "last_level_cache", lambda: z.nbytes)
+    monkeypatch.setattr(rows, "_LEAST_CACHE", 1)
+    monkeypatch.setattr(rows.torch, "get_num_threads", lambda: 2)
     monkeypatch.setitem(rows.LOSSES, "op", lambda op, backend: lambda z, *rest: seen.append(z))
     call = rows._call(rows.Entrant("call", fresh=True), case, "cpu")
     for _ in range(6):
         call()
-    assert len({held.data_ptr() for held in seen}) == 3  # twice the cache, and one more
+    assert len({held.data_ptr() for held in seen}) == 5  # twice the caches of two threads, and one more
     assert all(torch.equal(held, z) and held.data_ptr() != z.data_ptr() for held in seen)
-    assert [held.data_ptr() for held in seen[:3]] == [held.data_ptr() for held in seen[3:]]
+    assert seen[0] is seen[5]
 
 
 def test_timing_is_a_median_with_its_spread():

@@ -219,16 +219,17 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("size", "cases"),
+    ("size", "cases", "wired"),
     [
-        (2, ["uneven", "stack", "side by side", "diverges", "alone"]),
-        (4, ["uneven", "two sequences", "shards"]),
+        (2, ["uneven", "stack", "side by side", "diverges", "alone"], True),
+        (2, ["uneven", "stack", "shards"], False),
+        (4, ["uneven", "two sequences", "shards"], True),
     ],
 )
-def test_processes_train_as_one(alone, tmp_path, size, cases):
+def test_processes_train_as_one(alone, tmp_path, size, cases, wired):
     """Curves, risks, parameters and divergence; all processes have the same bits, and the first has written."""
     expected, folder = alone
-    found = team_runs.launch(size, cases, tmp_path)
+    found = team_runs.launch(size, cases, tmp_path, wired)
     for case in cases:
         for name, value in expected[case].items():
             for rank in range(1, size):

@@ -19,7 +19,8 @@ def wired():
 
     def make(size):
         pairs = [socket.socketpair() for _ in range(size - 1)]
-        team = [Wires(0, [here for here, _ in pairs]), *(Wires(i, [there]) for i, (_, there) in enumerate(pairs, 1))]
+        team = [Wires(0, [here for here, _ in pairs], 60.0)]
+        team += [Wires(i, [there], 60.0) for i, (_, there) in enumerate(pairs, 1)]
         made.extend(team)
         return team
 
@@ -69,7 +70,36 @@ def test_a_process_that_goes_in_the_middle_of_a_sum():
         there.sendall(bytes(12))
         there.close()
         with pytest.raises(ConnectionResetError, match="its connection was closed"):
-            Wires(0, [here]).add(torch.zeros(3, dtype=torch.float64))
+            Wires(0, [here], 60.0).add(torch.zeros(3, dtype=torch.float64))
+
+
+def test_a_sum_that_was_broken_off(wired):
+    """Nothing of it is taken for a part of the next one, and who waits is told at once."""
+    first, second = wired(2)
+    stopped = [True]
+
+    class Stopped(socket.socket):
+        def recv_into(self, *given):
+            if stopped:
+                raise KeyboardInterrupt
+            return super().recv_into(*given)
+
+    here = first._sockets[0]
+    first._sockets[0] = Stopped(fileno=here.detach())
+    second._sockets[0].sendall(bytes(24))
+    with pytest.raises(KeyboardInterrupt):
+        first.add(torch.ones(3, dtype=torch.float64))
+    stopped.clear()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        first.add(torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ConnectionError):
+        second.add(torch.ones(3, dtype=torch.float64))
+
+
+def test_who_waits_gives_up_after_a_time():
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(TimeoutError):
+        Wires(0, [here], 0.01).add(torch.zeros(3))
 
 
 class Group:
@@ -97,7 +127,7 @@ def connected(size, monkeypatch, place=lambda rank, text: text):
     monkeypatch.setattr(wires.distributed, "all_reduce", group.all_reduce)
 
     def one(rank):
-        return connect(rank, size, lambda text: place(rank, group.tell(rank, text)))
+        return connect(rank, size, 60.0, lambda text: place(rank, group.tell(rank, text)))
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))
@@ -123,3 +153,27 @@ def test_a_place_that_no_socket_can_have(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     assert connected(2, monkeypatch) == [None, None]
     assert list(deep.iterdir()) == []
+
+
+def test_no_room_for_a_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert connected(2, monkeypatch) == [None, None]
+
+
+def test_no_socket_to_be_had(monkeypatch):
+    class None_(socket.socket):
+        def __init__(self, *given, **more):
+            if given:
+                raise OSError("Too many open files")
+            super().__init__(**more)
+
+    monkeypatch.setattr(wires.socket, "socket", None_)
+    assert connected(2, monkeypatch) == [None, None]
+
+
+def test_a_first_process_that_dies_before_it_tells(monkeypatch):
+    def dead(text):
+        raise ConnectionAbortedError("process 0 has ended")
+
+    with pytest.raises(ConnectionAbortedError, match="process 0 has ended"):
+        connect(1, 2, 60.0, dead)
