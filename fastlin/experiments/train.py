@@ -22,6 +22,7 @@ from fastlin.ops.sampled import Source
 from fastlin.training.loop import Loop
 from fastlin.training.record import MODEL, Folder, ended
 from fastlin.training.regimes import Regime, choice
+from fastlin.training.signals import interruptible
 
 # Of the largest of 64 or more batches in their sum: 0.016 or less of light tails.
 LARGEST_SHARE = 0.1
@@ -285,12 +286,15 @@ def _run(
             raise FileError(f"{where}its checkpoint is not of a run like this one: {error!r}") from None
     elif after is not None:
         loop.begin_after(*_earlier(plan, after))
-    loop.run()
-    result = _result(plan, job.model, loop)
-    if folder is not None:
-        models.save(job.model, folder.path / MODEL)
-        folder.finish(result)
-    loop.signal.raise_if_caught()
+    together = plan.team.size > 1
+    # Between the last step and the result there is no checkpoint: a signal waits until the result is there.
+    with interruptible(folder is not None or together, together) as loop.signal:
+        loop.run()
+        result = _result(plan, job.model, loop)
+        if folder is not None:
+            models.save(job.model, folder.path / MODEL)
+            folder.finish(result)
+    loop.signal.raise_at_the_end()
     return _finished(plan, folder, job.model, loop.records, result)
 
 

@@ -24,7 +24,7 @@ from fastlin.training.objective import Objective, place_of
 from fastlin.training.progress import Progress
 from fastlin.training.record import Folder
 from fastlin.training.regimes import Phase
-from fastlin.training.signals import Signal, interruptible
+from fastlin.training.signals import Signal
 
 __all__ = ["Job", "Loop"]
 
@@ -40,7 +40,8 @@ class Loop:
         Trial to the step at which its loss was not finite.
     records : list of dict
     signal : Signal
-        What came while it ran: in the last step it is for the caller to raise, with the result on disk.
+        What the caller catches while it runs; what comes in the last step or later is for the caller to raise, with the
+        result on disk.
     """
 
     def __init__(self, job: Job) -> None:
@@ -65,11 +66,8 @@ class Loop:
         """Train to the end, from where the state is."""
         job = self.job
         started, before = time.monotonic(), self.seconds
-        saved, together = started, job.team.size > 1
-        with (
-            interruptible(job.folder is not None or together, together) as self.signal,
-            Progress(job.progress, f"{job.regime.name} n={job.n}", self.step, job.protocol.steps) as progress,
-        ):
+        saved = started
+        with Progress(job.progress, f"{job.regime.name} n={job.n}", self.step, job.protocol.steps) as progress:
             for index, objective, first, end in self._phases():
                 while self.step < end:
                     now = time.monotonic()

@@ -42,10 +42,18 @@ class Signal:
 
     def raise_if_caught(self) -> None:
         """End as the signal would have ended the process."""
-        if self.stop == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.stop is not None:
-            raise SystemExit(128 + self.stop)
+        _raise(self.stop)
+
+    def raise_at_the_end(self) -> None:
+        """The same, where processes do nothing together any more: what this one alone has had counts too."""
+        _raise(self.heard or self.caught)
+
+
+def _raise(number: int | None) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if number is not None:
+        raise SystemExit(128 + number)
 
 
 @contextmanager

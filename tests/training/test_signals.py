@@ -24,6 +24,7 @@ from training_runs import (
 import fastlin as fl
 from fastlin import cli
 from fastlin.experiments import cells, config
+from fastlin.experiments import train as experiments_train
 from fastlin.training.loop import Loop
 from fastlin.training.signals import interruptible
 
@@ -90,6 +91,27 @@ def test_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch):
         whole = fl.train(setting.mixture, "plain", n, out=tmp_path / f"whole-{n}", **SIZES)
         assert records(tmp_path / f"out/plain-n{n}") == records(whole.folder)
         assert result(tmp_path / f"out/plain-n{n}") == result(whole.folder)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_signal_after_the_last_step(tmp_path, monkeypatch, undisturbed, number, error):
+    """While the result is made, all that the run has done is in memory: it is on disk before the run ends."""
+    made, whole = experiments_train._result, undisturbed("plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments_train, "_result", lambda *given: (send(number), made(*given))[1])
+        with pytest.raises(error):
+            train("plain", out=tmp_path / "run")
+    monkeypatch.setattr(Loop, "_one_step", lambda *_: pytest.fail("trained again"))
+    assert_same(train("plain", out=tmp_path / "run", resume=True), whole)
+
+
+def test_a_signal_of_one_process_alone_counts_at_the_end():
+    """Others have not heard of it: no step came after it."""
+    with interruptible(True, together=True) as caught:
+        send(signal.SIGTERM)
+        caught.raise_if_caught()
+    with pytest.raises(SystemExit):
+        caught.raise_at_the_end()
 
 
 def test_second_interrupt_ends_at_once(tmp_path, monkeypatch, undisturbed):
