@@ -103,7 +103,7 @@ def kilobytes(name):
 fl.train(mix, "joint", 5, **sizes, batch=8)
 before = kilobytes("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
-fl.train(mix, "joint", 5, **sizes, batch=1000, memory=sys.argv[1])
+fl.train(mix, "joint", 5, **sizes, batch=2000, memory=sys.argv[1])
 print(1024 * (kilobytes("VmHWM") - before))
 """
 
