@@ -40,9 +40,9 @@ class Effort:
         Of the training.
     """
 
-    table: float = 0.2
-    scaling: float = 0.08
-    scores: int = checks.AFFORDABLE_SCORES // 6
+    table: float = 0.15
+    scaling: float = 0.06
+    scores: int = checks.AFFORDABLE_SCORES // 12
     repeats: int = 3
     training: int | None = 100
     batch: int = end_to_end.BATCH
