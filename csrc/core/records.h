@@ -63,8 +63,7 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   for (std::int64_t h = 0; h < H; ++h) {
     const std::int64_t head = ((r * H + h) * P.K + k) * m;
     double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
-    // Row by row: m sums side by side, where each by itself would wait for its own additions, 130 ns at m
-    // = 11.
+    // Row by row: m sums side by side, where each by itself would wait for its own additions.
     for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) s[j] = 0;
     for (std::int64_t i = 0; has_prompt && i < m; ++i) {
       const T* W = P.W + ((r * H + h) * m + i) * m;

@@ -1,7 +1,7 @@
 """Sums over the processes of one machine, by sockets between the first of them and the others.
 
-On 2 cores two processes took 1.8 ms for a sum of 62 kB by gloo's all_reduce, which hands each of its many messages from
-thread to thread. Here a process that waits is woken by the system itself.
+gloo's all_reduce hands each of its many messages from thread to thread; here the system itself wakes a process that
+waits. On 2 cores, by turns, 62 kB took two processes 0.12 ms for 1.9, and four 0.20 for 6.3.
 """
 
 from __future__ import annotations

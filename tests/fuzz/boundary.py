@@ -29,7 +29,7 @@ FLAGS = (
     "-g1",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
-    "-DFASTLIN_WITHOUT_PORTABLE",  # for which g++ takes 10 minutes: the tests have them
+    "-DFASTLIN_WITHOUT_PORTABLE",  # for which g++ takes over 7 minutes: the tests have them
     f"-I{toolchain.SOURCES / 'testing' / 'guarded'}",
 )
 FOLDER = toolchain.SOURCES.parent / "build" / "boundary"
