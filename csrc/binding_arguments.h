@@ -52,7 +52,7 @@ inline Source source_of(const SourceTuple& given) {
 using Sizes = std::array<std::int64_t, 9>;    // B, n, m, K, t, R, H, L - 1, total
 using Strides = std::array<std::int64_t, 3>;  // of x: batch, row; of q: batch
 using Factors = std::array<double, 4>;        // scale, first_skip, skip, last_skip
-using Flags = std::array<bool, 2>;            // is_gram, see_query
+using Flags = std::array<bool, 3>;            // is_gram, see_query, shares_v
 
 // A problem and what is asked of it. It stays where it is made: its problem points into it.
 template <class T>
@@ -74,7 +74,7 @@ struct Call {
     P.y = at<const T>(inputs, 9), P.weight = at<const T>(inputs, 10), P.gy = at<const T>(inputs, 11);
     P.counts = at<const std::int64_t>(inputs, 12);
     P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
-    P.is_gram = flags[0], P.see_query = flags[1];
+    P.is_gram = flags[0], P.see_query = flags[1], P.shares_v = flags[2];
     if (given) {
       source = source_of(*given);
       P.source = &source;

@@ -106,7 +106,9 @@ void for_each_array(Problem<T>& P, Results<T>& out, F each) {
   const std::int64_t matrices = elements("W", {P.R, P.H, m, m}), vectors = elements("h", {P.R, P.K, m});
   const std::int64_t layers = elements("A", {P.R, P.layers, P.H, m, m});
   const std::int64_t prompts = elements("p", {P.R, P.K, P.t, m});
-  const std::int64_t heads = elements("v", {P.R, P.H, P.K, m}), predictions = elements("yhat", {P.R, B});
+  const std::int64_t of_tasks = elements("v", {P.R, P.H, P.K, m});  // kernels make as many, shared or not
+  const std::int64_t heads = P.shares_v ? elements("v", {P.R, P.H, m}) : of_tasks;
+  const std::int64_t predictions = elements("yhat", {P.R, B});
   each("x", P.x, extent("x", B, rows, m, P.x_batch, P.x_row), data);
   each("q", P.q, extent("q", B, 1, m, P.q_batch, 0), data);
   each("task", P.task, B, optional);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/philox.h"
+
 namespace fastlin {
 
 // Draws of sequences offset, offset + 1, ... (mod 2^64) of one stream at one step, from a first block on;
@@ -56,19 +58,23 @@ struct Problem {
   const T* A;                   // [R, L - 1, H, m, m]
   const T* C;                   // [R, L - 1, H, m, m]
   const T* W;                   // [R, H, m, m]
-  const T* v;                   // [R, H, K, m]
+  const T* v;                   // [R, H, K, m]; [R, H, m] when the tasks share it
   const T* h;                   // [R, K, m]; with last_skip
   const T* y;                   // [B]: squared errors, with weight [K] or the mean over the batch
   const T* weight;              // [K]
   const T* gy;                  // [R, B]: the reverse mode of the predictions
   double scale, first_skip, skip, last_skip;
-  bool is_gram, see_query;
+  bool is_gram, see_query, shares_v;
   const Source* source;  // draws x, q, y and task in their place
   const std::int64_t*
       counts;          // [K] sequences of each task and their sum in the whole that this batch is a part
   std::int64_t total;  // of; null when it is the whole
 
   bool has_targets() const { return y != nullptr || source != nullptr; }
+  // v [m] of head `vector` of all trials' heads, for task k.
+  FASTLIN_HD const T* v_of(std::int64_t vector, std::int64_t k) const {
+    return v + (shares_v ? vector : vector * K + k) * m;
+  }
 };
 
 // What a call is asked for: null where it is not wanted.
@@ -83,7 +89,7 @@ struct Results {
   T* dA;        // [R, L - 1, H, m, m]
   T* dC;        // [R, L - 1, H, m, m]
   T* dW;        // [R, H, m, m]
-  T* dv;        // [R, H, K, m]
+  T* dv;        // as v
   T* dh;        // [R, K, m]
 };
 

@@ -38,7 +38,7 @@ struct Alone {
 };
 
 // Writes the results of task k, which has `count` sequences in the whole, for trial r, from its record
-// [width], which is used up. scratch [m].
+// [width], which is used up. scratch [m]. out.dv is [R, H, K, m] here, shared or not.
 template <class T, class Team>
 FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const Record& at, std::int64_t k,
                              std::int64_t r, double count, double* record, double* scratch, Team team) {
@@ -62,6 +62,7 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   const bool has_prompt = P.layers == 0 && rq != nullptr && P.t > 0;
   for (std::int64_t h = 0; h < H; ++h) {
     const std::int64_t head = ((r * H + h) * P.K + k) * m;
+    const T* v = P.v_of(r * H + h, k);
     double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
     // Row by row: m sums side by side, where each by itself would wait for its own additions.
     for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) s[j] = 0;
@@ -75,12 +76,12 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
       const T* token = prompts + t * m;
       double with_v = 0, with_a = 0;
       for (std::int64_t i = 0; i < m; ++i) {
-        with_v += static_cast<double>(token[i]) * P.v[head + i];
+        with_v += static_cast<double>(token[i]) * v[i];
         with_a += token[i] * s[i];
       }
       for (std::int64_t i = team.first; e != nullptr && i < m; i += team.step) e[i] += token[i] * with_a;
       for (std::int64_t i = team.first; dp != nullptr && i < m; i += team.step) {
-        const double grad = with_v * s[i] + with_a * P.v[head + i];
+        const double grad = with_v * s[i] + with_a * v[i];
         dp[t * m + i] = static_cast<T>(h == 0 ? grad : dp[t * m + i] + grad);
       }
     }

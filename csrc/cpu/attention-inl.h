@@ -197,7 +197,11 @@ class Worker {
     }
     L::zero(base, vectors * m);
     for (std::int64_t i = 0; i < vectors; ++i) {
-      chunk.by_task(tile, P.v + (r * P.H + i) * P.K * m, m, v_of(i));
+      if (P.shares_v) {
+        for (std::int64_t j = 0; j < m; ++j) L::put(v_of(i), j, V::broadcast(P.v_of(r * P.H + i, 0) + j));
+      } else {
+        chunk.by_task(tile, P.v_of(r * P.H + i, 0), m, v_of(i));
+      }
       for (std::int64_t t = 0; !stack && P.p != nullptr && t < P.t; ++t) {
         const T* token = p + (i / P.H * P.t + t) * m * N;
         Streamed<T>::template add_tokens<1, false>(token, m, v_of(i), nullptr, base + i * m * N, nullptr);

@@ -186,7 +186,7 @@ class Columns {
 
   // v, h and the prompt's part of c.
   void load_parameters(std::int64_t task) {
-    const T* of_task = P.v + task * m;
+    const T* of_task = P.v_of(0, task);
     if (P.has_targets()) coefficient = plan.coefficient[task];
     lay_out(of_task, N, v);
     if (P.h != nullptr) lay_out(P.h + task * m, N, h);

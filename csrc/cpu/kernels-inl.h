@@ -17,9 +17,28 @@ void add_blocks(const double* partial, std::int64_t blocks, std::int64_t stride,
   });
 }
 
+// sums [vectors, m] over tasks of vectors [vectors, K, m].
 template <class T>
-bool attention(const Problem<T>& given, const Results<T>& out, int threads, Interrupt interrupt) {
+void add_tasks(const T* of_tasks, std::int64_t vectors, std::int64_t K, std::int64_t m, T* sums) {
+  std::vector<double> sum(static_cast<std::size_t>(m));
+  for (std::int64_t vector = 0; vector < vectors; ++vector, sums += m) {
+    std::fill(sum.begin(), sum.end(), 0.0);
+    for (std::int64_t k = 0; k < K; ++k, of_tasks += m) {
+      for (std::int64_t i = 0; i < m; ++i) sum[static_cast<std::size_t>(i)] += of_tasks[i];
+    }
+    for (std::int64_t i = 0; i < m; ++i) sums[i] = static_cast<T>(sum[static_cast<std::size_t>(i)]);
+  }
+}
+
+template <class T>
+bool attention(const Problem<T>& given, const Results<T>& asked, int threads, Interrupt interrupt) {
   Problem<T> P = given;
+  Results<T> out = asked;
+  Memory of_tasks;  // dv of each task, when they share v
+  if (P.shares_v && out.dv != nullptr) {
+    of_tasks = allocate(static_cast<std::size_t>(P.R * P.H * P.K * P.m) * sizeof(T));
+    out.dv = reinterpret_cast<T*>(of_tasks.get());
+  }
   std::vector<std::int64_t> drawn;
   if (P.source != nullptr && P.K > 1) {
     drawn.resize(static_cast<std::size_t>(P.B));
@@ -53,6 +72,7 @@ bool attention(const Problem<T>& given, const Results<T>& out, int threads, Inte
   add(out.dW, square);
   add(out.dA, square * P.layers);
   add(out.dC, square * P.layers);
+  if (of_tasks != nullptr) add_tasks(out.dv, P.R * P.H, P.K, P.m, asked.dv);
   if (out.loss != nullptr) write_loss(plan, out);
   return true;
 }

@@ -96,7 +96,7 @@ class LaneTrials {
     L::zero(base, P.H * m);
     for (std::int64_t head = 0; head < P.H; ++head) {
       T *to = v + head * m * N, *prompted = base + head * m * N;
-      by_trial(first_trial, P.v + (head * P.K + task) * m, P.H * P.K * m, m, to);
+      by_trial(first_trial, P.v_of(head, task), P.H * (P.shares_v ? 1 : P.K) * m, m, to);
       for (std::int64_t t = 0; P.p != nullptr && t < P.t; ++t) {
         Streamed<T>::template add_tokens<1, false>(p + t * m * N, m, to, nullptr, prompted, nullptr);
       }

@@ -47,6 +47,7 @@ void check_workspace(std::uintptr_t address, Bytes bytes) {
 template <class T>
 void attend(const Call<T>& call, const std::array<std::uintptr_t, 3>& order, std::uintptr_t workspace,
             int device, std::uintptr_t stream) {
+  if (call.problem.shares_v) refuse("shares_v", "true", "false, and v of each task");
   for (const std::uintptr_t address : order) {
     check_array("order", reinterpret_cast<const std::int64_t*>(address), call.problem.B,
                 call.problem.K > 1 ? Use::kNeeded : Use::kOptional);

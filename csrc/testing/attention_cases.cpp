@@ -23,6 +23,7 @@ Case draw(Choices& random) {
   c.is_gram = random.below(4) == 0;
   if (c.is_gram) c.n = c.m;
   c.see_query = random.coin();
+  c.shares_v = random.below(4) == 0;
   c.weighted = random.coin();
   c.skips = random.coin();
   c.x_layout = static_cast<int>(random.below(3));
@@ -105,6 +106,7 @@ std::string describe(const Case& c) {
   put("sorted", c.sorted);
   put("is_gram", c.is_gram);
   put("see_query", c.see_query);
+  put("shares_v", c.shares_v);
   put("weighted", c.weighted);
   put("skips", c.skips);
   put("x_layout", c.x_layout);
@@ -130,7 +132,7 @@ Given<T>::Given(const Case& c, Shortage shortage) {
   A = filled<T>(random, matrices * c.layers, std::sqrt(size));
   C = filled<T>(random, matrices * c.layers, std::sqrt(size));
   W = filled<T>(random, matrices, size);
-  v = filled<T>(random, c.R * c.H * c.K * m);
+  v = filled<T>(random, c.R * c.H * (c.shares_v ? 1 : c.K) * m);
   if (c.skips) h = filled<T>(random, c.R * c.K * m);
   if (c.mode == Mode::kLoss) y = filled<T>(random, c.B);
   if (c.mode == Mode::kLoss && c.weighted) weight = filled<T>(random, c.K);
@@ -152,6 +154,7 @@ Given<T>::Given(const Case& c, Shortage shortage) {
   P.last_skip = c.skips ? 1.1 : 0.0;
   P.is_gram = c.is_gram;
   P.see_query = c.see_query;
+  P.shares_v = c.shares_v;
 }
 
 template <class T>

@@ -79,7 +79,7 @@ struct Case {
   std::int64_t B, n, m, K, t, R, H, layers;
   Mode mode;
   bool indexed, sorted;  // tasks: whether there is an index, and in order
-  bool is_gram, see_query, weighted, skips;
+  bool is_gram, see_query, shares_v, weighted, skips;
   int x_layout, q_layout;  // 0 contiguous, 1 with gaps, 2 the same for all sequences
   unsigned wants;          // bits in the order of `slots`
   std::uint64_t seed;

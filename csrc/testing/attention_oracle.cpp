@@ -88,7 +88,7 @@ class Evaluation {
            zeros(matrices * P.layers),
            zeros(matrices * P.layers),
            zeros(matrices),
-           zeros(P.R * P.H * P.K * m),
+           zeros(P.R * P.H * (P.shares_v ? 1 : P.K) * m),
            zeros(P.R * P.K * m)};
     count.assign(static_cast<std::size_t>(P.K), 0.0);
     for (std::int64_t b = 0; b < P.B; ++b) count[task(b)] += 1;
@@ -132,6 +132,9 @@ class Evaluation {
   std::int64_t task(std::int64_t b) const { return P.task == nullptr ? 0 : P.task[b]; }
   std::int64_t layer(std::int64_t r, std::int64_t l, std::int64_t h) const {
     return (r * P.layers + l) * P.H + h;
+  }
+  std::int64_t head(std::int64_t r, std::int64_t h, std::int64_t k) const {
+    return P.shares_v ? r * P.H + h : (r * P.H + h) * P.K + k;
   }
 
   // dloss/dyhat; squared errors go to per_task.
@@ -193,7 +196,7 @@ class Evaluation {
     std::vector<Vector> as, cs, vs;
     double yhat = 0;
     for (std::int64_t h = 0; h < P.H; ++h) {
-      vs.push_back(vector(P.v + ((r * P.H + h) * P.K + k) * m));
+      vs.push_back(vector(P.v + head(r, h, k) * m));
       as.push_back(transposed(matrix(P.W, r * P.H + h)) * q);
       cs.push_back(G * vs.back());
       yhat += scale * dot(as.back(), cs.back());
@@ -208,7 +211,7 @@ class Evaluation {
       Matrix dW(m), av(m);
       add_outer(g, q, cs[h], dW);
       add(1, dW.entries.data(), m * m, &out.dW[(r * P.H + h) * m * m]);
-      add(g, (G * as[h]).data(), m, &out.dv[((r * P.H + h) * P.K + k) * m]);
+      add(g, (G * as[h]).data(), m, &out.dv[head(r, h, k) * m]);
       add_outer(g, as[h], vs[h], av);
       add_symmetric(1, av, Gb);
       add(g, (matrix(P.W, r * P.H + h) * cs[h]).data(), m, qb.data());

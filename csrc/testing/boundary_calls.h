@@ -111,7 +111,7 @@ struct AttentionArguments {
       : sizes{P.B, P.n, P.m, P.K, P.t, P.R, P.H, P.layers, P.total},
         strides{P.x_batch, P.x_row, P.q_batch},
         factors{P.scale, P.first_skip, P.skip, P.last_skip},
-        flags{P.is_gram, P.see_query},
+        flags{P.is_gram, P.see_query, P.shares_v},
         inputs{address_of(P.x),      address_of(P.q),  address_of(P.task),  address_of(P.p), address_of(P.A),
                address_of(P.C),      address_of(P.W),  address_of(P.v),     address_of(P.h), address_of(P.y),
                address_of(P.weight), address_of(P.gy), address_of(P.counts)},

@@ -87,7 +87,7 @@ class Kernels(ABC):
     ) -> tuple[Tensor, Tensor, Gradients]:
         """`loss` of sequences that the kernel draws and forgets."""
         W = problem.W
-        if (draw.m, draw.recipe.K) != (W.shape[-1], problem.v.shape[-2]):
+        if (draw.m, draw.recipe.K) != (W.shape[-1], problem.tasks):
             sizes = f"m = {draw.m}, K = {draw.recipe.K}"
             raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
         value, per_task = empty_losses(problem)
@@ -131,7 +131,7 @@ def packed(
 
     `source` is the draw as the kernel takes it, the others are as in `Kernels.attention`.
     """
-    x, is_gram, q, task, p, A, C, W, v, h, scale, skips, see_query = problem
+    x, is_gram, q, task, p, A, C, W, v, h, scale, skips, see_query, tasks = problem
     layers = 0 if A is None else A.shape[1]
     if draw is None:
         x, q = map(rows, problem.data)
@@ -145,10 +145,10 @@ def packed(
     inputs[:0] = x, q
     R, H = (W.shape[0] if W.ndim > 2 else 1), (W.shape[1] if W.ndim > 3 else 1)
     arguments = (
-        (B, n, W.shape[-1], v.shape[-2], 0 if p is None else p.shape[-2], R, H, layers, total),
+        (B, n, W.shape[-1], tasks, 0 if p is None else p.shape[-2], R, H, layers, total),
         strides,
         (scale, skips[0], skips[min(1, layers)], skips[-1]),
-        (is_gram, see_query),
+        (is_gram, see_query, v.ndim == 1),
         [0 if t is None else t.data_ptr() for t in inputs],
         [results[letter].data_ptr() if letter in results else 0 for letter in RESULTS],
         source,
@@ -167,7 +167,7 @@ def empty_losses(problem: Problem) -> tuple[Tensor, Tensor]:
     W = problem.W
     front = W.shape[:1] if W.ndim > 2 else ()
     value = torch.empty(front, dtype=W.dtype, device=W.device)
-    return value, torch.empty((*front, problem.v.shape[-2]), dtype=W.dtype, device=W.device)
+    return value, torch.empty((*front, problem.tasks), dtype=W.dtype, device=W.device)
 
 
 def _empty_gradients(problem: Problem, wants: str) -> Gradients:

@@ -36,6 +36,7 @@ __all__ = [
 name = "cpu"
 traceable = False
 any_form = True
+shares_heads = True
 checks_tasks = True
 
 last_kernel: str | None = None

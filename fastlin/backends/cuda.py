@@ -75,7 +75,7 @@ class _CudaKernels(Kernels):
         total: int = 0,
     ) -> None:
         global last_kernel
-        W, K = problem.W, problem.v.shape[-2]
+        W, K = problem.W, problem.tasks
         device = W.device
         source = None if draw is None else _source(draw, device)
         order: tuple[Tensor, ...] = ()

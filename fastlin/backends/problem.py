@@ -85,7 +85,8 @@ class Accepted(NamedTuple):
 class Problem(NamedTuple):
     """Tensors in their full form, under the letters of the module's docstring.
 
-    A backend that takes `any_form` gets p, W, v of a layer as the caller gave them: R and H may be missing.
+    A backend that takes `any_form` gets p, W, v of a layer as the caller gave them: R and H may be missing, and, with
+    `shares_heads`, v may be one head (m,) of all tasks.
 
     Attributes
     ----------
@@ -105,6 +106,8 @@ class Problem(NamedTuple):
         Heads (R, K, m) that the skip of the last layer reads; None when it has none.
     skips : tuple of float
         Factor rho of I in each of the L layers.
+    tasks : int
+        K.
     """
 
     x: Tensor | None
@@ -120,6 +123,7 @@ class Problem(NamedTuple):
     scale: float
     skips: tuple[float, ...]
     see_query: bool
+    tasks: int
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
@@ -127,11 +131,6 @@ class Problem(NamedTuple):
         assert self.x is not None
         assert self.q is not None
         return self.x, self.q
-
-    @property
-    def tasks(self) -> int:
-        """K."""
-        return self.v.shape[-2]
 
     @property
     def trials(self) -> int:

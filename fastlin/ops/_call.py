@@ -141,7 +141,7 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
         with torch.autocast(device, enabled=False):
             return compute(name, given)
     backend = backends.load(given.options.backend)
-    call = _Call(given, getattr(backend, "any_form", False), getattr(backend, "reads_half", False))
+    call = _Call(given, backend)
     try:
         results = _ask(backend, name, call, given)
         if name == "loss" and given.prepared is not None:
@@ -155,7 +155,10 @@ def compute(name: str, given: Arguments) -> list[Tensor]:
 def _prepare(backend: backends.Backend, call: _Call, given: Arguments) -> None:
     """Has the next loss of this signature prepared, if nothing but its shapes must be looked at."""
     prepare = getattr(backend, "prepare", None)
-    is_plain = call.is_direct and call.problem.x is given.tensors[0] and not given.options.check_finite
+    _, _, task, p, *_, v, _ = given.tensors
+    # A shared head without prompts leaves K to the largest task index.
+    says_tasks = task is None or p is not None or (v is not None and v.ndim > 1)
+    is_plain = says_tasks and call.is_direct and call.problem.x is given.tensors[0] and not given.options.check_finite
     if prepare is not None and is_plain and given.prepared is not None:
         given.prepared[given.wants] = prepare(call.problem, *given.extra)
 
@@ -195,15 +198,19 @@ def is_gram(options: Options) -> bool:
 class _Call:
     """The problem of a call, and the way back to the caller's letters and shapes."""
 
-    def __init__(self, given: Arguments, any_form: bool, reads_half: bool) -> None:
+    def __init__(self, given: Arguments, backend: backends.Backend) -> None:
         x, q, task, p, A, C, W, v, h = self.given = given.tensors
         options = given.options
         # Without K nothing but the per-task losses depends on the task: one shared head, no prompt.
         tasks = max(options.tasks, 1)
         self.is_stack = A is not None
         # Whether the backend answers in the caller's forms.
-        self.is_direct = any_form and v is not None and v.ndim > 1
-        if x is not None and x.dtype in validation.HALF and not reads_half:
+        self.is_direct = (
+            getattr(backend, "any_form", False)
+            and v is not None
+            and (v.ndim > 1 or getattr(backend, "shares_heads", False))
+        )
+        if x is not None and x.dtype in validation.HALF and not getattr(backend, "reads_half", False):
             x = x.to(anchor(given.tensors).dtype)
         skips: tuple[float, ...] = (0.0,)
         if A is None:
@@ -220,7 +227,9 @@ class _Call:
             h = self.h if skips[-1] else None
             p = p if p is None else lift("p", p, tasks)
         task = None if options.tasks < 0 else task
-        self.problem = Problem(x, is_gram(options), q, task, p, A, C, W, v, h, options.scale, skips, options.see_query)
+        self.problem = Problem(
+            x, is_gram(options), q, task, p, A, C, W, v, h, options.scale, skips, options.see_query, tasks
+        )
         # Whether the problem has a trial that the caller does not have.
         self.adds_trial = not self.is_direct and trials_of(given.tensors) is None
 

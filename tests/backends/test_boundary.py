@@ -28,7 +28,7 @@ def place(array):
     return array if isinstance(array, int) else 0 if array is None else address(array)
 
 
-def attention(threads=1, strides=(N * M, M, M), flags=(False, False), source=None, inputs=None, results=None, **sizes):
+def attention(threads=1, strides=(N * M, M, M), flags=(False, False, False), source=None, inputs=None, results=None, **sizes):
     inputs = [place(array) for array in (INPUTS | (inputs or {})).values()]
     results = [place(array) for array in (RESULTS | (results or {})).values()]
     sizes, factors = list((SIZES | sizes).values()), (1.0, 0.0, 0.0, 0.0)
@@ -89,6 +89,7 @@ def test_sizes_that_cannot_be(name, size):
         ({"K": 1 << 40, "R": 1 << 40}, r"h: got sizes "),
         ({"B": 1 << 40, "R": 1 << 40}, r"yhat: got sizes "),
         ({"t": 1 << 44}, "p: got sizes "),
+        ({"K": 1 << 40, "H": 1 << 20, "flags": (False, False, True)}, "v: got sizes "),
         ({"t": 1}, "p: got address 0, wants the address of 2 elements"),
         ({"layers": 1}, "A: got address 0, wants the address of 4 elements"),
         ({"threads": 0}, r"threads: got 0, wants an integer in \[1, 8192\]"),
@@ -97,7 +98,7 @@ def test_sizes_that_cannot_be(name, size):
         ({"strides": (-6, 2, 2)}, "x: got strides -6 and 2, wants strides from 0 on"),
         ({"strides": (6, LEAST, 2)}, "x: got strides 6 and"),
         ({"strides": (6, 2, MOST)}, f"q: got strides {MOST} and 0"),
-        ({"flags": (True, False)}, r"n: got 3, wants an integer in \[2, 2\]"),
+        ({"flags": (True, False, False)}, r"n: got 3, wants an integer in \[2, 2\]"),
         ({"inputs": {"x": 0}}, "x: got address 0, wants the address of 24 elements"),
         ({"inputs": {"q": 0}}, "q: got address 0"),
         ({"inputs": {"W": 0}}, "W: got address 0"),

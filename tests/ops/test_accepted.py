@@ -169,8 +169,11 @@ def packings(monkeypatch):
 
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss"])
 @pytest.mark.parametrize(
-    "change", [{}, {"R": 2}, {"R": 2, "H": 3}, {"t": None}, {"weight": weights()}, {"n": 0}], ids=str
-)
+    "change",
+    [{}, {"R": 2}, {"R": 2, "H": 3}, {"t": None}, {"weight": weights()}, {"n": 0}, {"shared_head": True},
+     {"shared_head": True, "t": None, "K": None}],
+    ids=str,
+)  # fmt: skip
 def test_the_second_call_is_prepared(packings, op, change):
     for seed in range(3):
         case = make(op, seed=seed, backend="cpu", **change)
@@ -179,6 +182,16 @@ def test_the_second_call_is_prepared(packings, op, change):
         expected = gradients(ready, fl.reference, per_task=False, backend="reference")
         assert_close(gradients(ready, per_task=False), expected)
     assert len(packings) == 2  # without gradients, and with them
+
+
+def test_a_shared_head_without_prompts_has_as_many_tasks_as_the_indices_say(packings):
+    case = make("prompt_loss", shared_head=True, t=None, B=9, backend="cpu").differentiable("W", "v")
+    for largest in (2, 5, 0, 5):
+        case.task[:] = torch.arange(9) % (largest + 1)
+        assert case()[1].shape == (largest + 1,)
+        expected = gradients(case, fl.reference, per_task=False, backend="reference")
+        assert_close(gradients(case, per_task=False), expected)
+    assert len(packings) == 8  # never prepared
 
 
 def test_what_is_prepared_takes_no_other_layout(packings):
