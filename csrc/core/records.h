@@ -14,10 +14,11 @@ struct Record {
   std::int64_t e = -1;        // H m: sum of G (g a), without the prompt
   std::int64_t p = -1;        // t m: dp (stack)
   std::int64_t q = -1;        // m: sum of r q, which gives dh, and in one layer the prompt its part
+  std::int64_t a = -1;        // H m: sum of g a, for the prompt's part in place of r q
   std::int64_t width = 0;
 
   template <class T>
-  Record(const Problem<T>& P, const Results<T>& out) {
+  Record(const Problem<T>& P, const Results<T>& out, bool sums_a = false) {
     const auto column = [this](bool kept, std::int64_t size) {
       const std::int64_t first = kept ? width : -1;
       width += kept ? size : 0;
@@ -27,7 +28,9 @@ struct Record {
     squares = column(P.has_targets(), 1);
     e = column(out.dv != nullptr, P.H * P.m);
     p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
-    q = column(out.dh != nullptr || (!stack && prompted && (out.dv != nullptr || out.dp != nullptr)), P.m);
+    const bool of_prompt = !stack && prompted && (out.dv != nullptr || out.dp != nullptr);
+    q = column(out.dh != nullptr || (of_prompt && !sums_a), P.m);
+    a = column(of_prompt && sums_a, P.H * P.m);
   }
 };
 
@@ -59,14 +62,16 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   }
   // In one layer the prompt is the same for all sequences of the task, so that s = scale W' sum r q, the sum
   // of g a, says all: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
-  const bool has_prompt = P.layers == 0 && rq != nullptr && P.t > 0;
+  const bool sums_a = at.a >= 0, has_prompt = P.layers == 0 && (sums_a || rq != nullptr) && P.t > 0;
   for (std::int64_t h = 0; h < H; ++h) {
     const std::int64_t head = ((r * H + h) * P.K + k) * m;
     const T* v = P.v_of(r * H + h, k);
     double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
     // Row by row: m sums side by side, where each by itself would wait for its own additions.
-    for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) s[j] = 0;
-    for (std::int64_t i = 0; has_prompt && i < m; ++i) {
+    for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) {
+      s[j] = sums_a ? record[at.a + h * m + j] : 0;
+    }
+    for (std::int64_t i = 0; has_prompt && !sums_a && i < m; ++i) {
       const T* W = P.W + ((r * H + h) * m + i) * m;
       const double g = P.scale * rq[i];
       for (std::int64_t j = team.first; j < m; j += team.step) s[j] += g * W[j];

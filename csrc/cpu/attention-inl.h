@@ -31,8 +31,7 @@ class Worker {
         chunk(arena, plan),
         layers(arena, plan.problem, out),
         data(arena, plan, out, chunk),
-        lane_trials(arena, plan, out, chunk),
-        columns(arena, plan, out, chunk) {
+        lane_trials(arena, plan, out, chunk) {
     const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     const std::int64_t n = P.source != nullptr ? 0 : P.n;
@@ -89,7 +88,7 @@ class Worker {
   // Finishes a task that lies in this block alone; else its record waits for those of the neighbours.
   void close(std::int64_t begin, std::int64_t end, std::int64_t task, double* record, double* end_records,
              Ends& ends) {
-    const bool starts = plan.start[task] >= begin, stops = plan.start[task + 1] <= end;
+    const bool starts = plan.by_task.start[task] >= begin, stops = plan.by_task.start[task + 1] <= end;
     if (starts && stops) {
       finish_task(plan, out, task, record);
       return;
@@ -101,9 +100,6 @@ class Worker {
 
   // Returns false when the call is to stop, which is asked for every few tiles.
   bool work(Stop& stop, int thread) {
-    if constexpr (V::quads > 0) {
-      if (plan.in_columns) return columns.run(records, block_dW, stop, thread);
-    }
     for (std::int64_t tile = 0; !streamed && tile < chunk.tiles; ++tile) {
       if (stop.now(thread)) return false;
       form_gram(tile);
@@ -414,7 +410,6 @@ class Worker {
   Layers<T> layers;
   DataGradients<T> data;
   LaneTrials<T> lane_trials;
-  Columns<T> columns;
   std::optional<Sampler<T>> sampler;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
   std::int64_t dW_rows = 0;                               // summed up at a time

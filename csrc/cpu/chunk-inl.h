@@ -1,5 +1,5 @@
 // A chunk: a few tiles of sequences that lie next to each other in the order of tasks. All trials work on it
-// while it is in the cache. Where columns lie in lanes it has sequences, runs and x alone.
+// while it is in the cache.
 
 template <class T>
 struct Chunk {
@@ -15,11 +15,11 @@ struct Chunk {
   bool* whole;         // [tiles] whether all lanes are of one run
   bool* changed;       // [tiles] whether a lane has another task than in the tile before
   std::int64_t runs = 0;
-  std::int64_t *run_task, *run_end;  // [tiles lanes]; where it ends in the chunk
-  const T** x;                       // [tiles + 1, lanes] tokens or Gram matrices
-  T* q;            // [tiles, m, lanes]; of drawn sequences it is the sampler that fills it, and y
-  T* y;            // [tiles, lanes] targets
-  T* coefficient;  // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
+  std::int64_t* run_task;  // [tiles lanes]
+  const T** x;             // [tiles + 1, lanes] tokens or Gram matrices
+  T* q;                    // [tiles, m, lanes]; of drawn sequences it is the sampler that fills it, and y
+  T* y;                    // [tiles, lanes] targets
+  T* coefficient;          // [tiles, lanes] of the squared error in the loss; 0 in lanes without a sequence
 
   Chunk(Arena& arena, const Plan<T>& plan) : plan_(plan) {
     const std::int64_t lanes = plan.tiles * N;
@@ -27,7 +27,6 @@ struct Chunk {
     task = arena.take<std::int64_t>(lanes);
     run = arena.take<std::int64_t>(lanes);
     run_task = arena.take<std::int64_t>(lanes);
-    run_end = arena.take<std::int64_t>(lanes);
     whole = arena.take<bool>(plan.tiles);
     changed = arena.take<bool>(plan.tiles);
     x = arena.take<const T*>(lanes + N);
@@ -41,14 +40,13 @@ struct Chunk {
     const Problem<T>& P = plan_.problem;
     count = end - begin;
     tiles = (count + N - 1) / N;
-    for (std::int64_t i = 0; i < count; ++i) sequence[i] = plan_.sequence(begin + i);
+    for (std::int64_t i = 0; i < count; ++i) sequence[i] = plan_.by_task.sequence(begin + i);
     std::fill(sequence + count, sequence + tiles * N, sequence[count - 1]);
     label_runs(begin, end);
-    for (int l = 0; l < N; ++l) sequence[tiles * N + l] = plan_.sequence(std::min(end + l, P.B - 1));
+    for (int l = 0; l < N; ++l) sequence[tiles * N + l] = plan_.by_task.sequence(std::min(end + l, P.B - 1));
     for (std::int64_t i = 0; i < (tiles + 1) * N; ++i) {
       x[i] = P.x == nullptr ? nullptr : P.x + sequence[i] * P.x_batch;  // no tokens, no address
     }
-    if (plan_.in_columns) return;  // they take the rest from where it lies
     if (P.y != nullptr) {
       for (std::int64_t i = 0; i < count; ++i) y[i] = P.y[sequence[i]];
       std::fill(y + count, y + tiles * N, T(0));
@@ -67,15 +65,15 @@ struct Chunk {
 
   // What the sequences of a task have in common; lanes without a sequence are of the last run.
   void label_runs(std::int64_t begin, std::int64_t end) {
-    const bool by_lane = !plan_.in_columns, has_targets = by_lane && plan_.problem.has_targets();
+    const bool has_targets = plan_.problem.has_targets();
+    const std::vector<std::int64_t>& start = plan_.by_task.start;
     runs = 0;
     for (std::int64_t k = plan_.task(begin), i = 0; i < tiles * N; ++k) {
-      const std::int64_t stop = plan_.start[k + 1] < end ? plan_.start[k + 1] - begin : tiles * N;
+      const std::int64_t stop = start[k + 1] < end ? start[k + 1] - begin : tiles * N;
       if (stop <= i) continue;  // a task without sequences
-      if (by_lane) std::fill(task + i, task + stop, k);
-      if (by_lane) std::fill(run + i, run + stop, runs);
+      std::fill(task + i, task + stop, k);
+      std::fill(run + i, run + stop, runs);
       if (has_targets) std::fill(coefficient + i, coefficient + stop, plan_.coefficient[k]);
-      run_end[runs] = std::min(stop, count);
       run_task[runs++] = k;
       i = stop;
     }

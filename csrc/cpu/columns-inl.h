@@ -3,7 +3,12 @@
 // so that nothing is transposed. The letters are those of attention-inl.h.
 //   a = W' q: a row of W times its element of q, which is spread over the four lanes
 //   c = P v + G v, e = G a: streamed (Quads)     yhat = scale a . c + rho q . h     g = scale r
-//   dW = sum q (g c)', sum of g e, sum of r q: lanes of a column are added up at the end of a chunk or a run
+//   dW = sum q (g c)': lanes of a column are added up at the end of a chunk
+//   g e, g a, r q and the squared error of each sequence: added up by task (columns_by_task-inl.h)
+//
+// Sequences are taken as they lie in memory, whatever their tasks: each row of a group has the v and the
+// prompt of its own. In the order of tasks, where one sequence is 2 kB and the next one anywhere, the same
+// work takes 1.2 times as long from L3 and 1.5 to 1.8 times from memory.
 //
 // Without tokens, m = 11 on one thread of Zen 4, a sequence takes 18 ns for 25 with sequences in lanes, where
 // queries, a, c and e of a tile go through transposes.
@@ -13,118 +18,110 @@ class Columns {
   using V = Vec<T>;
   using L = Tile<T>;
   using Groups = QuadGroups<T>;
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   static constexpr std::int64_t N = V::size;
-  static constexpr int kRows = V::quads;  // sequences of a group
 
  public:
-  Columns(Arena& arena, const Plan<T>& plan, const Results<T>& out, const Chunk<T>& chunk)
+  static constexpr int kRows = V::quads;  // sequences of a group
+  static constexpr std::int64_t kFewTasks = 64;
+
+  Columns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
         out(out),
         at(plan.record),
-        chunk(chunk),
         m(plan.problem.m),
         Q(Groups::quads(m)),
+        kept(1 + (P.h != nullptr ? 3 : 2) * Q),
+        few_tasks(P.K <= kFewTasks),
         gradients(out.dW || out.dv || out.dh || out.dp),
         factor(static_cast<T>(plan.problem.scale)) {
-    if constexpr (kRows > 0) {
-      if (plan.in_columns) take_room(arena);
-    }
-  }
-
-  // Adds the sums of the chunk to records [runs, width] and block_dW [m, m]. Returns false when the call is
-  // to stop.
-  bool run(double* records, double* block_dW, Stop& stop, int thread) {
-    if (!W_is_laid_out) {
-      for (std::int64_t i = 0; i < m; ++i) lay_out(P.W + i * m, 4, W + i * 4 * Q);
-      W_is_laid_out = true;
-    }
-    return run_width<(kWidestColumns + 3) / 4>(records, block_dW, stop, thread);
-  }
-
- private:
-  void take_room(Arena& arena) {
-    const std::int64_t sequences = plan.tiles * N, most = sequences / kRows + std::min(P.K, sequences);
-    first_of = arena.take<std::int64_t>(most + 1);
+    for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
+    const std::int64_t most = plan.tiles * N / kRows;
     W = arena.take<T>(m * 4 * Q);
-    v = arena.take<T>(Q * N);
-    base = arena.take<T>(Q * N);
-    h = arena.take<T>(P.h != nullptr ? Q * N : 0);
+    parameters = arena.take<T>(kept * N);
+    table = arena.take<T>(few_tasks ? P.K * kept * 4 : 0);
     q = arena.take<T>(most * Q * N);
     a = arena.take<T>(most * Q * N);
     gc = arena.take<T>(most * Q * N);
-    targets = arena.take<T>((sequences + kRows) * 4);
+    targets = arena.take<T>((most + 1) * N);
     c = arena.take<T>(Q * N);
     e = arena.take<T>(Q * N);
-    sums = arena.take<T>((1 + 2 * Q) * N);
-    token = arena.take<T>(Q * N);
     scratch = arena.take<T>(2 * Q * N * Tokens<T>::depth(P.n, Tokens<T>::kLeaf));
   }
 
-  // Q quads, or fewer.
-  template <int kQ>
-  bool run_width(double* records, double* block_dW, Stop& stop, int thread) {
-    if constexpr (kQ > 1) {
-      if (Q < kQ) return run_width<kQ - 1>(records, block_dW, stop, thread);
+  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; for_group(first, rows, sums) gets the sums
+  // [quads_of_sums, N] of each group. Returns false when the call is to stop.
+  template <class F>
+  bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, F for_group) {
+    const std::int64_t step = plan.tiles * N;
+    for (first = begin; first < end; first += step) {
+      count = std::min(step, end - first);
+      groups = (count + kRows - 1) / kRows;
+      if (!chunk<(kWidestColumns + 3) / 4>(block_dW, stop, thread, for_group)) return false;
     }
-    take_targets();
-    group_runs();
-    std::int64_t group = 0;
-    for (; group + 2 <= groups; group += 2) project<kQ, 2>(group);
-    if (group < groups) project<kQ, 1>(group);
-    group = 0;
-    for (std::int64_t run = 0; run < chunk.runs; ++run) {
-      if (stop.now(thread)) return false;
-      load_parameters(chunk.run_task[run]);
-      L::zero(sums, 1 + 2 * Q);
-      for (; first_of[group] < chunk.run_end[run]; ++group) {
-        if (group % 16 == 15 && stop.now(thread)) return false;
-        if (at.e >= 0) {
-          head<kQ, true>(group);
-        } else {
-          head<kQ, false>(group);
-        }
-      }
-      add_to_record(records + run * at.width);
-    }
-    for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
     return true;
   }
 
-  // Columns of a row [m] by quads [Q, lanes], the same in every four lanes; those that a quad shares with the
-  // one before are zero in it.
-  void lay_out(const T* row, std::int64_t lanes, T* quads) const {
-    for (std::int64_t quad = 0; quad < Q; ++quad) {
-      for (std::int64_t l = 0; l < lanes; ++l) {
-        const std::int64_t column = Groups::column(quad, m) + l % 4;
-        quads[quad * lanes + l] = column < 4 * quad ? T(0) : row[column];
-      }
+ private:
+  // Q quads, or fewer.
+  template <int kQ, class F>
+  bool chunk(double* block_dW, Stop& stop, int thread, F for_group) {
+    if constexpr (kQ > 1) {
+      if (Q < kQ) return chunk<kQ - 1>(block_dW, stop, thread, for_group);
     }
+    for (std::int64_t i = 0; !W_is_laid_out && i < m; ++i) lay_out<kQ>(P.W + i * m, W + i * 4 * kQ);
+    W_is_laid_out = true;
+    take_targets();
+    std::int64_t group = 0;
+    for (; group + 2 <= groups; group += 2) project<kQ, 2>(group);
+    if (group < groups) project<kQ, 1>(group);
+    T sums[(1 + 3 * kQ) * N];
+    for (group = 0; group < groups; ++group) {
+      if (group % 16 == 15 && stop.now(thread)) return false;
+      load_parameters<kQ>(group);
+      if (at.e >= 0) {
+        head<kQ, true>(group, sums);
+      } else {
+        head<kQ, false>(group, sums);
+      }
+      for_group(first + group * kRows, rows_of(group), sums);
+    }
+    for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
+    return !stop.now(thread);
+  }
+
+  // Columns of a row [m] by quads [kQ, 4]; those that a quad shares with the one before are zero in it. By
+  // fours: a vector is loaded from what was stored so at once, and waits for what was stored by ones.
+  template <int kQ>
+  FASTLIN_INLINE void lay_out(const T* row, T* quads) const {
+    std::memcpy(quads, row, 4 * (kQ - 1) * sizeof(T));
+    Bits last[4];
+    std::memcpy(last, row + m - 4, sizeof(last));
+    for (int i = 0; i < 4; ++i) last[i] &= not_shared[i];
+    std::memcpy(quads + 4 * (kQ - 1), last, sizeof(last));
   }
 
   // Targets, or the gradients that come from above, four times each.
   void take_targets() {
     const T* given = P.has_targets() ? P.y : P.gy;
     if (given == nullptr) return;
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const T value = given[chunk.sequence[i]];
+    for (std::int64_t i = 0; i < count; ++i) {
+      const T value = given[first + i];
       for (int j = 0; j < 4; ++j) targets[4 * i + j] = value;
     }
-    std::fill_n(targets + 4 * chunk.count, 4 * kRows, T(0));
+    std::fill_n(targets + 4 * count, 4 * kRows, T(0));
   }
 
-  // Sequences of a group are of one task; the last group of a run may lack some.
-  void group_runs() {
-    groups = 0;
-    for (std::int64_t run = 0, begin = 0; run < chunk.runs; begin = chunk.run_end[run++]) {
-      for (; begin < chunk.run_end[run]; begin += kRows) first_of[groups++] = begin;
-    }
-    first_of[groups] = chunk.count;
+  std::int64_t rows_of(std::int64_t group) const {
+    return std::min<std::int64_t>(kRows, count - group * kRows);
+  }
+  // The sequence of a row; a row without one repeats the chunk's last.
+  std::int64_t sequence(std::int64_t group, int row) const {
+    return first + std::min(group * kRows + row, count - 1);
   }
 
-  std::int64_t rows_of(std::int64_t group) const { return first_of[group + 1] - first_of[group]; }
-
-  // A vector without the rows that have no sequence, which hold those of another group.
+  // A vector without the rows that have no sequence, which repeat another one.
   static V keep(V value, std::int64_t rows) {
     T lanes[N];
     value.store(lanes);
@@ -160,12 +157,12 @@ class Columns {
   template <int kQ>
   void take_query(std::int64_t group) {
     const T* rows[kRows];
-    for (int k = 0; k < kRows; ++k) rows[k] = P.q + chunk.sequence[first_of[group] + k] * P.q_batch;
-    const std::int64_t count = rows_of(group);
+    for (int k = 0; k < kRows; ++k) rows[k] = P.q + sequence(group, k) * P.q_batch;
+    const std::int64_t here = rows_of(group);
     FASTLIN_UNROLL
     for (int j = 0; j < kQ; ++j) {
       const V value = V::load_quads(rows, j + 1 < kQ ? 4 * j : m - 4);
-      L::put(q, group * kQ + j, count < kRows ? keep(value, count) : value);
+      L::put(q, group * kQ + j, here < kRows ? keep(value, here) : value);
     }
   }
 
@@ -184,31 +181,88 @@ class Columns {
     row += 4 * kQ;
   }
 
-  // v, h and the prompt's part of c.
-  void load_parameters(std::int64_t task) {
-    const T* of_task = P.v_of(0, task);
-    if (P.has_targets()) coefficient = plan.coefficient[task];
-    lay_out(of_task, N, v);
-    if (P.h != nullptr) lay_out(P.h + task * m, N, h);
-    L::zero(base, Q);
-    for (std::int64_t t = 0; P.p != nullptr && t < P.t; ++t) {
-      const T* prompt = P.p + (task * P.t + t) * m;
-      T with_v = 0;
-      for (std::int64_t i = 0; i < m; ++i) with_v += prompt[i] * of_task[i];
-      lay_out(prompt, N, token);
-      L::add_scaled(V::set(with_v), token, Q, base);
+  // The parameters of the rows' tasks.
+  template <int kQ>
+  void load_parameters(std::int64_t group) {
+    std::int64_t task[kRows];
+    bool same = has_parameters;
+    for (int k = 0; k < kRows; ++k) {
+      task[k] = P.task == nullptr ? 0 : P.task[sequence(group, k)];
+      same = same && task[k] == tasks[k];
+    }
+    if (!few_tasks) ask_for_parameters(group + 2);
+    if (same) return;
+    if (!has_parameters && few_tasks) make_table<kQ>();
+    has_parameters = true;
+    std::copy_n(task, kRows, tasks);
+    if (!few_tasks) return make_parameters<kQ>(task);
+    const T* rows[kRows];
+    for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
+    for (std::int64_t j = 0; j < kept; ++j) L::put(parameters, j, V::load_quads(rows, 4 * j));
+  }
+
+  // Many tasks do not leave theirs in a cache near by.
+  void ask_for_parameters(std::int64_t group) const {
+    for (int k = 0; k < kRows; ++k) {
+      const std::int64_t task = P.task[sequence(group, k)];
+      __builtin_prefetch(P.v_of(0, task));
+      if (P.p != nullptr) __builtin_prefetch(P.p + task * P.t * m);
     }
   }
 
-  // The tokens of a group, and those that are read after them.
-  typename QuadGroups<T>::Rows tokens_of(std::int64_t group, std::int64_t begin, std::int64_t end) const {
-    typename QuadGroups<T>::Rows rows{{}, {}, P.x_row, end - begin, m};
-    const T* const* here = chunk.x + first_of[group];
-    // The next chunk's first ones stand behind the tiles of this one.
-    const T* const* next = chunk.x + (group + 1 == groups ? chunk.tiles * N : first_of[group + 1]);
+  // Those of all tasks, a few at a time.
+  template <int kQ>
+  void make_table() {
+    for (std::int64_t first_task = 0; first_task < P.K; first_task += kRows) {
+      std::int64_t task[kRows];
+      for (int k = 0; k < kRows; ++k) task[k] = std::min(first_task + k, P.K - 1);
+      make_parameters<kQ>(task);
+      for (int k = 0; k < kRows; ++k) {
+        for (std::int64_t j = 0; j < kept; ++j) {
+          std::copy_n(parameters + j * N + 4 * k, 4, table + (task[k] * kept + j) * 4);
+        }
+      }
+    }
+  }
+
+  template <int kQ>
+  void make_parameters(const std::int64_t (&task)[kRows]) {
+    typename Groups::Rows prompts{{}, {}, m, P.t, m};
+    T laid[kRows][4 * kQ], shares[kRows][4];
+    const T *rows[kRows], *share_rows[kRows];
     for (int k = 0; k < kRows; ++k) {
-      rows.first[k] = here[k] + begin * P.x_row;
-      rows.ahead[k] = end == P.n ? next[k] : rows.first[k] + (end - begin) * P.x_row;
+      rows[k] = laid[k], share_rows[k] = shares[k];
+      lay_out<kQ>(P.v_of(0, task[k]), laid[k]);
+      if (P.p != nullptr) prompts.first[k] = prompts.ahead[k] = P.p + task[k] * P.t * m;
+      const T share = P.has_targets() ? plan.coefficient[task[k]] : T(0);
+      for (int j = 0; j < 4; ++j) shares[k][j] = share;
+    }
+    L::put(parameters, 0, V::load_quads(share_rows, 0));
+    T *v = parameters + N, *base = v + kQ * N, *h = base + kQ * N;
+    load_rows<kQ>(rows, v);
+    if (P.p != nullptr) {
+      Quads<T, false>::template stream<kQ>(prompts, v, nullptr, base, nullptr);
+    } else {
+      L::zero(base, kQ);
+    }
+    if (P.h == nullptr) return;
+    for (int k = 0; k < kRows; ++k) lay_out<kQ>(P.h + task[k] * m, laid[k]);
+    load_rows<kQ>(rows, h);
+  }
+
+  template <int kQ>
+  FASTLIN_INLINE static void load_rows(const T* const (&rows)[kRows], T* to) {
+    FASTLIN_UNROLL
+    for (int j = 0; j < kQ; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
+  }
+
+  // The tokens of a group, and those that are read after them.
+  typename Groups::Rows tokens_of(std::int64_t group, std::int64_t begin, std::int64_t end) const {
+    typename Groups::Rows rows{{}, {}, P.x_row, end - begin, m};
+    for (int k = 0; k < kRows; ++k) {
+      const std::int64_t next = std::min(first + (group + 1) * kRows + k, P.B - 1);
+      rows.first[k] = P.x + sequence(group, k) * P.x_batch + begin * P.x_row;
+      rows.ahead[k] = end == P.n ? P.x + next * P.x_batch : rows.first[k] + (end - begin) * P.x_row;
     }
     return rows;
   }
@@ -217,7 +271,8 @@ class Columns {
   template <int kQ, bool kE>
   void stream(std::int64_t group, std::int64_t begin, std::int64_t end, T* to_c, T* to_e, T* free) {
     if (end - begin <= Tokens<T>::kLeaf) {
-      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), v, a + group * kQ * N, to_c, to_e);
+      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), parameters + N, a + group * kQ * N,
+                                        to_c, to_e);
       return;
     }
     const std::int64_t middle = Tokens<T>::middle(begin, end);
@@ -227,12 +282,18 @@ class Columns {
     if (kE) L::add(to_e, free + kQ * N, kQ);
   }
 
-  // Predictions and errors of a group; what they add to the sums, and g c.
+  // Predictions and errors of a group: g c, and the sums of its rows.
   template <int kQ, bool kE>
-  void head(std::int64_t group) {
-    stream<kQ, kE>(group, 0, P.n, c, e, scratch);
+  void head(std::int64_t group, T* sums) {
+    if (P.n > 0) {
+      stream<kQ, kE>(group, 0, P.n, c, e, scratch);
+    } else {  // no tokens, no address
+      L::zero(c, kQ);
+      L::zero(e, kQ);
+    }
     const std::int64_t rows = rows_of(group);
     const T *qs = q + group * kQ * N, *as = a + group * kQ * N;
+    const T *v = parameters + N, *base = v + kQ * N, *h = base + kQ * N;
     const V scale = V::broadcast(&factor);
     V cs[kQ], es[kQ];
     FASTLIN_UNROLL
@@ -260,15 +321,23 @@ class Columns {
     V yhat = scale * V::sum_quads(attended);
     if (P.h != nullptr) yhat = fma(V::set(static_cast<T>(P.last_skip)), dot<kQ>(qs, h), yhat);
     if (out.yhat != nullptr) scatter_yhat(group, yhat);
-    const V residual = error(group, rows, yhat);
+    const V residual = error(group, rows, yhat, sums);
     if (!gradients) return;
     const V g = scale * residual;
-    T *sum_e = sums + N, *sum_q = sums + (1 + kQ) * N, *scaled = gc + group * kQ * N;
+    T *to = sums + N, *scaled = gc + group * kQ * N;
     FASTLIN_UNROLL
-    for (int j = 0; j < kQ; ++j) {
-      L::put(scaled, j, g * cs[j]);
-      if (kE) L::put(sum_e, j, fma(g, es[j], L::at(sum_e, j)));
-      L::put(sum_q, j, fma(residual, L::at(qs, j), L::at(sum_q, j)));
+    for (int j = 0; j < kQ; ++j) L::put(scaled, j, g * cs[j]);
+    if (kE) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < kQ; ++j, to += N) (g * es[j]).store(to);
+    }
+    if (at.q >= 0) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < kQ; ++j, to += N) (residual * L::at(qs, j)).store(to);
+    }
+    if (at.a >= 0) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < kQ; ++j, to += N) (g * L::at(as, j)).store(to);
     }
   }
 
@@ -281,10 +350,11 @@ class Columns {
     return V::sum_quads(sum);
   }
 
-  // r = dloss/dyhat of the rows; squared errors go to the sums.
-  FASTLIN_INLINE V error(std::int64_t group, std::int64_t rows, V yhat) {
+  // r = dloss/dyhat of the rows; squared errors are the first of the sums.
+  FASTLIN_INLINE V error(std::int64_t group, std::int64_t rows, V yhat, T* sums) const {
+    L::put(sums, 0, V::zero());
     if (!P.has_targets() && P.gy == nullptr) return V::zero();
-    V target = V::load(targets + 4 * first_of[group]), share = V::broadcast(&coefficient);
+    V target = V::load(targets + group * N), share = L::at(parameters, 0);
     if (rows < kRows) {
       yhat = keep(yhat, rows);
       target = keep(target, rows);
@@ -292,16 +362,14 @@ class Columns {
     }
     if (!P.has_targets()) return target;
     const V difference = yhat - target;
-    L::put(sums, 0, fma(difference, difference, L::at(sums, 0)));
+    L::put(sums, 0, difference * difference);
     return (difference + difference) * share;
   }
 
   void scatter_yhat(std::int64_t group, V yhat) {
     T lanes[N];
     yhat.store(lanes);
-    for (std::int64_t k = 0; k < rows_of(group); ++k) {
-      out.yhat[chunk.sequence[first_of[group] + k]] = lanes[4 * k];
-    }
+    for (int k = 0; k < rows_of(group); ++k) out.yhat[sequence(group, k)] = lanes[4 * k];
   }
 
   // to [m] += the sums over the rows of a group of vectors [Q, lanes].
@@ -314,14 +382,6 @@ class Columns {
       const std::int64_t column = Groups::column(quad, m);
       for (std::int64_t j = 4 * quad - column; j < 4; ++j) to[column + j] += sum[j];
     }
-  }
-
-  void add_to_record(double* record) const {
-    for (int k = 0; at.squares >= 0 && k < kRows; ++k) {
-      record[at.squares] += static_cast<double>(sums[4 * k]);
-    }
-    if (at.e >= 0) add_rows(sums + N, record + at.e);
-    if (at.q >= 0) add_rows(sums + (1 + Q) * N, record + at.q);
   }
 
   // The rows of dW that a quad of q has.
@@ -359,20 +419,20 @@ class Columns {
   const Problem<T>& P;
   const Results<T>& out;
   const Record& at;
-  const Chunk<T>& chunk;
-  const std::int64_t m, Q;
-  const bool gradients;
-  const T factor;        // scale
-  T coefficient = T(0);  // of the squared errors of the run's task
-  bool W_is_laid_out = false;
-  std::int64_t groups = 0;                      // of the chunk
-  std::int64_t* first_of = nullptr;             // [groups + 1] the position of each one's first sequence
-  T* W = nullptr;                               // [m, Q, 4]
-  T *v = nullptr, *base = nullptr;              // [Q]; the prompt's part of c
-  T *h = nullptr, *token = nullptr;             // [Q]
-  T *q = nullptr, *a = nullptr, *gc = nullptr;  // [groups, Q]
-  T* targets = nullptr;                         // [sequences, 4]
-  T *c = nullptr, *e = nullptr;                 // [Q]
-  T* sums = nullptr;                            // [1 + 2 Q]: squared errors, g e, r q
-  T* scratch = nullptr;
+  const std::int64_t m, Q, kept;  // kept: vectors of parameters
+  const bool few_tasks, gradients;
+  const T factor;                                 // scale
+  std::int64_t first = 0, count = 0, groups = 0;  // the chunk: its first sequence, how many, in groups
+  bool W_is_laid_out = false, has_parameters = false;
+  Bits not_shared[4];         // all ones where the last quad does not share its column
+  std::int64_t tasks[kRows];  // of the rows whose parameters are at hand
+  T* W;                       // [m, Q, 4]
+  // Of the rows' tasks, [1 + 2 Q or 3 Q]: the coefficient of the squared errors, v, the prompt's part of c,
+  // h.
+  T* parameters;
+  T* table;       // [K, as many, 4], of few tasks
+  T *q, *a, *gc;  // [groups, Q]
+  T* targets;     // [sequences, 4]
+  T *c, *e;       // [Q]
+  T* scratch;
 };

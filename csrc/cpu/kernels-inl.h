@@ -30,6 +30,29 @@ void add_tasks(const T* of_tasks, std::int64_t vectors, std::int64_t K, std::int
   }
 }
 
+// All results but the sums over blocks, which go to `matrices` [blocks, matrices].
+template <class T>
+bool attend(const Plan<T>& plan, const Results<T>& out, int threads, Stop& stop, double* matrices) {
+  if constexpr (Vec<T>::quads > 0) {
+    if (plan.in_columns) return ColumnsByTask<T>(plan, out, threads, stop).run(matrices);
+  }
+  Memory workspace;
+  const auto members = workers<Worker<T>>(team_of(plan.blocks, threads), workspace, plan, out);
+  const std::int64_t record = plan.problem.R * plan.record.width;
+  const Memory ends_memory =
+      allocate(static_cast<std::size_t>(plan.blocks * 2 * record + 1) * sizeof(double));
+  double* records = reinterpret_cast<double*>(ends_memory.get());  // [blocks, 2, R, width]
+  std::vector<Ends> ends(static_cast<std::size_t>(plan.blocks));
+  for_each_block(plan.blocks, threads, [&](std::int64_t block, int thread) {
+    members[static_cast<std::size_t>(thread)]->block(block, matrices + block * plan.matrices,
+                                                     records + block * 2 * record,
+                                                     ends[static_cast<std::size_t>(block)], stop, thread);
+  });
+  if (stop.now(0)) return false;
+  join_ends(plan, out, ends, records);
+  return true;
+}
+
 template <class T>
 bool attention(const Problem<T>& given, const Results<T>& asked, int threads, Interrupt interrupt) {
   Problem<T> P = given;
@@ -48,20 +71,9 @@ bool attention(const Problem<T>& given, const Results<T>& asked, int threads, In
   const Plan<T> plan(P, out, static_cast<int>(Vec<T>::size));
   Stop stop(interrupt);
   clear_results(plan, out);
-  Memory workspace, partial;
-  const auto members = workers<Worker<T>>(team_of(plan.blocks, threads), workspace, plan, out);
-  const std::int64_t record = P.R * plan.record.width, stride = plan.matrices + 2 * record;
-  partial = allocate(static_cast<std::size_t>(plan.blocks * stride) * sizeof(double) + 1);
+  const Memory partial = allocate(static_cast<std::size_t>(plan.blocks * plan.matrices + 1) * sizeof(double));
   double* matrices = reinterpret_cast<double*>(partial.get());  // [blocks, matrices]
-  double* records = matrices + plan.blocks * plan.matrices;     // [blocks, 2, R, width]
-  std::vector<Ends> ends(static_cast<std::size_t>(plan.blocks));
-  for_each_block(plan.blocks, threads, [&](std::int64_t block, int thread) {
-    members[static_cast<std::size_t>(thread)]->block(block, matrices + block * plan.matrices,
-                                                     records + block * 2 * record,
-                                                     ends[static_cast<std::size_t>(block)], stop, thread);
-  });
-  if (stop.now(0)) return false;
-  join_ends(plan, out, ends, records);
+  if (!attend(plan, out, threads, stop, matrices)) return false;
   std::int64_t first = 0;
   const std::int64_t square = P.R * P.H * P.m * P.m;
   const auto add = [&](T* sum, std::int64_t count) {

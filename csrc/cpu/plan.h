@@ -1,7 +1,7 @@
 // How a problem is cut up: order of the sequences, blocks, chunks, and the sums that are kept per task.
 //
-// Sequences are taken in the order of their tasks, so that a task's sums are made in one place and a sequence
-// costs the same for any K. A run is the part of a task that lies in a block. What a task sums up is a
+// Sequences are taken in the order of their tasks, so that a task's sums are made in one place, or in that of
+// memory (columns_by_task-inl.h). A run is the part of a task that lies in a block. What a task sums up is a
 // record of R rows of `Record::width` doubles.
 #pragma once
 
@@ -41,106 +41,40 @@ std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lan
 
 constexpr std::int64_t kWidestColumns = 24;
 
-// Whether a layer of one trial and head has columns in lanes (columns-inl.h), four of a sequence: sequences
-// of a task are then taken in groups of a few, so that there must be many of them.
+// Whether a layer of one trial and head has columns in lanes (columns-inl.h), four of a sequence.
 template <class T>
 bool has_columns_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
-  constexpr std::int64_t kSequences = 32;
   const bool of_data = out.dx != nullptr || out.dq != nullptr;
   return choose_path(P) == Path::kStreamed && P.R * P.H == 1 && !of_data && lanes >= 4 && P.m >= 4 &&
-         P.m <= kWidestColumns && P.B / P.K >= kSequences;
+         P.m <= kWidestColumns;
 }
 
-template <class T>
-struct Plan {
-  static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
-  static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
-  static constexpr std::int64_t kFewestBlocks = 8;
-  static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
-
-  static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
-  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
-  static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
-
-  const Problem<T>& problem;
-  Path path;
-  std::int64_t lane_trials;  // trials that lie in lanes, the first ones
-  bool in_columns;           // whether columns lie in lanes
-  Record record;
-  std::vector<std::int64_t> order;  // sequences by task; empty when they come so
+// Sequences by task: a counting sort, stable.
+class TaskOrder {
+ public:
+  std::vector<std::int64_t> order;  // empty when they come so, or were not put in order
   std::vector<std::int64_t> start;  // [K + 1] where each task starts in that order
-  std::vector<T> coefficient;       // [K] of a task's squared errors in the loss
-  std::int64_t matrices;            // size of the sums over all tasks: dW, dA, dC
-  std::int64_t block_size = 0, blocks = 0, tiles = 1;
-  std::int64_t trials_at_once = 1, tiles_at_once = 1;
 
-  Plan(const Problem<T>& P, const Results<T>& out, int lanes)
-      : problem(P),
-        path(choose_path(P)),
-        lane_trials(trials_in_lanes(P, out, lanes)),
-        in_columns(has_columns_in_lanes(P, out, lanes)),
-        record(P, out),
-        start(static_cast<std::size_t>(P.K) + 1, 0) {
-    sort_by_task();
-    weigh();
-    const std::int64_t square = P.R * P.H * P.m * P.m;
-    matrices = (out.dW != nullptr ? square : 0) +
-               P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
-    const std::int64_t partial =
-        (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
-    const std::int64_t most =
-        std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
-    // A small batch of much work is shared too; one of little work is not worth a second thread. In one layer
-    // the sums of a block cost as much as a tile's, so that it has four.
-    const std::int64_t fewest = path == Path::kStack ? lanes : 4 * lanes;
-    const std::int64_t shared = work() < kWorthSharing ? kChunk : std::clamp(P.B / 8, fewest, kChunk);
-    block_size = std::max(shared, (P.B + most - 1) / most);
-    tiles = kChunk / lanes;
-    block_size = (block_size + lanes - 1) / lanes * lanes;
-    blocks = (P.B + block_size - 1) / block_size;
-    if (path != Path::kStack) {
-      trials_at_once = std::min(kTrials, P.R - lane_trials);
-      tiles_at_once = kTilesInL1;
-    }
-    if (path != Path::kStreamed) {
-      // The Gram matrices of a chunk stay in the second-level cache.
-      const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
-      tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
-    }
-  }
+  TaskOrder() = default;
 
-  // Multiply-adds of the whole call, roughly: gradients included, whatever is asked for.
-  double work() const {
-    const Problem<T>& P = problem;
-    const double m = static_cast<double>(P.m), vectors = static_cast<double>(P.R) * P.H;
-    // A drawn sequence takes 200 ns at m = 11.
-    const double context =
-        P.source != nullptr ? 80.0 * m * m : P.n * m * (path == Path::kStreamed ? 4.0 * vectors : 0.5 * m);
-    return P.B * (context + vectors * m * m * (4.0 + 10.0 * m * P.layers));
-  }
-
-  // Sequences of a task, and all of them, in the whole of which the batch is a part.
-  double count(std::int64_t k) const {
-    return static_cast<double>(problem.counts != nullptr ? problem.counts[k] : start[k + 1] - start[k]);
-  }
-  double total() const { return static_cast<double>(problem.counts != nullptr ? problem.total : problem.B); }
-
-  std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
-  // The task of the sequence at a position.
-  std::int64_t task(std::int64_t position) const {
-    return std::upper_bound(start.begin(), start.end(), position) - start.begin() - 1;
-  }
-
- private:
-  // A counting sort of a few parts side by side, each with counts of its own: an index is added to the one
-  // before in its task, 5 cycles after that was stored, which four parts wait for together. The parts of many
-  // tasks would not fit a cache. What is no task counts behind the others.
-  void sort_by_task() {
-    const std::int64_t B = problem.B, K = problem.K, *task = problem.task;
+  // Of task [B], each in [0, K); null is one task.
+  TaskOrder(const std::int64_t* task, std::int64_t B, std::int64_t K, bool puts_in_order)
+      : start(static_cast<std::size_t>(K) + 1, 0) {
     if (task == nullptr) {
       std::fill(start.begin() + 1, start.end(), B);
       return;
     }
+    sort(task, B, K, puts_in_order);
+  }
+
+  std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
+  std::int64_t count(std::int64_t k) const { return start[k + 1] - start[k]; }
+
+ private:
+  // A few parts side by side, each with counts of its own: an index is added to the one before in its task, 5
+  // cycles after that was stored, which four parts wait for together. The parts of many tasks would not fit a
+  // cache. What is no task counts behind the others.
+  void sort(const std::int64_t* task, std::int64_t B, std::int64_t K, bool puts_in_order) {
     constexpr std::int64_t kParts = 4;
     const std::int64_t parts = K <= 256 ? kParts : 1, each = B / parts;  // the last one has the rest
     std::vector<std::int64_t> next(static_cast<std::size_t>(parts * (K + 1)), 0);
@@ -168,9 +102,105 @@ struct Plan {
     }
     if (first != B) throw std::out_of_range("a task index is outside [0, K)");
     start[K] = B;
-    if (falls >> 63 == 0) return;
+    if (falls >> 63 == 0 || !puts_in_order) return;
     order.resize(static_cast<std::size_t>(B));
     for_each([&](std::int64_t* place, std::int64_t i) { order[place[task[i]]++] = i; });
+  }
+};
+
+template <class T>
+struct Plan {
+  static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
+  static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
+  static constexpr std::int64_t kFewestBlocks = 8;
+  static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
+
+  static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
+  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
+  static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
+
+  const Problem<T>& problem;
+  Path path;
+  std::int64_t lane_trials;  // trials that lie in lanes, the first ones
+  bool in_columns;           // whether columns lie in lanes
+  Record record;
+  TaskOrder by_task;           // without the order where nothing asks for it
+  std::vector<T> coefficient;  // [K] of a task's squared errors in the loss
+  std::int64_t matrices;       // size of the sums over all tasks: dW, dA, dC
+  std::int64_t block_size = 0, blocks = 0, tiles = 1;
+  std::int64_t trials_at_once = 1, tiles_at_once = 1;
+  // Columns in lanes: whether each block has sums of all tasks, or else of how many blocks the sums of each
+  // sequence are kept at a time, quads of four numbers.
+  bool sums_by_block = true;
+  std::int64_t blocks_at_once = 0, quads_of_sums = 0;
+
+  Plan(const Problem<T>& P, const Results<T>& out, int lanes)
+      : problem(P),
+        path(choose_path(P)),
+        lane_trials(trials_in_lanes(P, out, lanes)),
+        in_columns(has_columns_in_lanes(P, out, lanes)),
+        record(P, out, in_columns) {
+    const std::int64_t square = P.R * P.H * P.m * P.m;
+    matrices = (out.dW != nullptr ? square : 0) +
+               P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
+    const std::int64_t partial =
+        (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
+    const std::int64_t most =
+        std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
+    // A small batch of much work is shared too; one of little work is not worth a second thread. In one layer
+    // the sums of a block cost as much as a tile's, so that it has four.
+    const std::int64_t fewest = path == Path::kStack ? lanes : 4 * lanes;
+    const std::int64_t shared = work() < kWorthSharing ? kChunk : std::clamp(P.B / 8, fewest, kChunk);
+    block_size = std::max(shared, (P.B + most - 1) / most);
+    tiles = kChunk / lanes;
+    block_size = (block_size + lanes - 1) / lanes * lanes;
+    blocks = (P.B + block_size - 1) / block_size;
+    if (path != Path::kStack) {
+      trials_at_once = std::min(kTrials, P.R - lane_trials);
+      tiles_at_once = kTilesInL1;
+    }
+    if (path != Path::kStreamed) {
+      // The Gram matrices of a chunk stay in the second-level cache.
+      const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
+      tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
+    }
+    if (in_columns) plan_columns();
+    by_task = TaskOrder(P.task, P.B, P.K, !in_columns || (!sums_by_block && blocks_at_once == blocks));
+    weigh();
+  }
+
+  // Multiply-adds of the whole call, roughly: gradients included, whatever is asked for.
+  double work() const {
+    const Problem<T>& P = problem;
+    const double m = static_cast<double>(P.m), vectors = static_cast<double>(P.R) * P.H;
+    // A drawn sequence takes 200 ns at m = 11.
+    const double context =
+        P.source != nullptr ? 80.0 * m * m : P.n * m * (path == Path::kStreamed ? 4.0 * vectors : 0.5 * m);
+    return P.B * (context + vectors * m * m * (4.0 + 10.0 * m * P.layers));
+  }
+
+  // Sequences of a task, and all of them, in the whole of which the batch is a part.
+  double count(std::int64_t k) const {
+    return static_cast<double>(problem.counts != nullptr ? problem.counts[k] : by_task.count(k));
+  }
+  double total() const { return static_cast<double>(problem.counts != nullptr ? problem.total : problem.B); }
+
+  // The task of the sequence at a position in the order of tasks.
+  std::int64_t task(std::int64_t position) const {
+    return std::upper_bound(by_task.start.begin(), by_task.start.end(), position) - by_task.start.begin() - 1;
+  }
+
+ private:
+  static constexpr std::int64_t kSumsBytes = 16 << 20;  // of the sequences' sums that are kept
+
+  // Blocks with sums of all tasks are joined by one addition of a task's sums for at least eight sequences.
+  void plan_columns() {
+    const Problem<T>& P = problem;
+    const std::int64_t vectors = (record.e >= 0 ? 1 : 0) + (record.a >= 0 ? 1 : 0) + (record.q >= 0 ? 1 : 0);
+    quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
+    sums_by_block = P.K <= std::max<std::int64_t>(P.B, 2048) / (8 * std::max<std::int64_t>(blocks, 1));
+    const std::int64_t bytes = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(T)) * block_size;
+    blocks_at_once = std::clamp<std::int64_t>(kSumsBytes / bytes, 1, std::max<std::int64_t>(blocks, 1));
   }
 
   void weigh() {

@@ -38,11 +38,11 @@ class Backend(Protocol):
 
     A module may set `any_form = True`. It then gets p, W, v of a layer as the caller gave them, and gives gradients in
     the same forms; yhat, gy and the losses have no R where these have none. That saves a small call eight views, 20 us.
-    A head (m,) that the tasks share is given so with `shares_heads = True`, else expanded. With `checks_tasks = True` it raises IndexError for a task index outside
-    [0, K), and no index is looked at before the call. With `prepare(problem, y, weight, wants)`, beside both, it makes
-    a `Prepared` loss for calls whose tensors have the shapes, dtypes and device of these. With `reads_half = True`
-    tokens x come to it in float16 or bfloat16 where the caller has them so, to be multiplied and added in float32;
-    others get them in float32.
+    A head (m,) that the tasks share is given so with `shares_heads = True`, else expanded. With `checks_tasks = True`
+    it raises IndexError for a task index outside [0, K), and no index is looked at before the call. With
+    `prepare(problem, y, weight, wants)`, beside both, it makes a `Prepared` loss for calls whose tensors have the
+    shapes, dtypes and device of these. With `reads_half = True` tokens x come to it in float16 or bfloat16 where the
+    caller has them so, to be multiplied and added in float32; others get them in float32.
     """
 
     @property

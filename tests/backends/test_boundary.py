@@ -28,7 +28,7 @@ def place(array):
     return array if isinstance(array, int) else 0 if array is None else address(array)
 
 
-def attention(threads=1, strides=(N * M, M, M), flags=(False, False, False), source=None, inputs=None, results=None, **sizes):
+def attention(threads=1, strides=(N * M, M, M), flags=(False,) * 3, source=None, inputs=None, results=None, **sizes):
     inputs = [place(array) for array in (INPUTS | (inputs or {})).values()]
     results = [place(array) for array in (RESULTS | (results or {})).values()]
     sizes, factors = list((SIZES | sizes).values()), (1.0, 0.0, 0.0, 0.0)

@@ -18,7 +18,7 @@ def test_the_best_instruction_set_is_taken():
     assert cpu.instruction_set() == cpu.instruction_sets()[0]
     assert cpu.instruction_sets()[-1] == "scalar"
     make("prompt_loss")()
-    assert cpu.last_kernel == f"{cpu.instruction_set()} float64 streamed"
+    assert cpu.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
 
 
 def test_info_names_the_instruction_set():
@@ -51,7 +51,7 @@ def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(ValueError, match="instruction_set: got 'nonsense', which does not run here"):
         module.gram("nonsense", True, 1, (0, 0, 1, 0, 0), (0, 0))
     with pytest.raises(ValueError, match="instruction_set: got 'nonsense', which does not run here"):
-        module.attention("nonsense", True, 1, (0,) * 9, (0,) * 3, (0.0,) * 4, (False,) * 2, [0] * 13, [0] * 11, None)
+        module.attention("nonsense", True, 1, (0,) * 9, (0,) * 3, (0.0,) * 4, (False,) * 3, [0] * 13, [0] * 11, None)
 
 
 def test_instruction_sets_that_the_machine_lacks_are_refused():
@@ -183,7 +183,7 @@ def test_compiled_transforms_of_the_named_backend():
     function = torch.compile(lambda W: case(W=W)[0], fullgraph=True, backend="aot_eager")
     cpu.last_kernel = None
     assert_close(function(W), case(fl.reference)[0])
-    assert cpu.last_kernel == f"{cpu.instruction_set()} float64 streamed"
+    assert cpu.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
 
 
 def test_a_dtype_that_has_no_chains_is_refused():

@@ -113,14 +113,18 @@ def test_streamed_widths_and_lengths(m, n, instruction_set):
     [
         ("prompt_loss", {"B": 70, "K": 2, "t": 1}, {}),
         ("prompt_loss", {"B": 1000, "K": 3, "t": 2}, {"see_query": True, "weight": [0.5, 1.5, 2.0]}),
+        ("prompt_loss", {"B": 1000, "K": 300, "t": 1}, {"see_query": True, "weight": [0.5, 1.5, 2.0] * 100}),
+        ("prompt_loss", {"B": 1000, "K": 100, "t": 2, "shared_head": True}, {}),
         ("prompt_loss", {"B": 33, "K": None, "t": None}, {"see_query": True}),
         ("predict", {"B": 101, "K": 3, "t": 1}, {"see_query": True}),
+        ("predict", {"B": 300, "K": 80, "t": 1}, {}),
         ("stack_loss", {"B": 67, "K": 1, "t": 1, "L": 1}, {"first_skip": True}),
+        ("stack_loss", {"B": 1000, "K": 90, "t": 1, "L": 1}, {"first_skip": True}),
     ],
-    ids=["loss", "many", "one task", "predict", "skip"],
+    ids=["loss", "blocks", "tasks", "shared", "one task", "predict", "predict tasks", "skip", "skip tasks"],
 )
 def test_columns_in_lanes(op, sizes, options, m, instruction_set):
-    """Groups of one task that are whole or not, in several chunks and blocks, fours of columns that overlap or not."""
+    """Groups of several tasks, whole or not, in several chunks and blocks, few tasks or many, columns that overlap."""
     n = (0, 1, 2, 3, 5, 9, 130, 300)[(m + len(op)) % (4 if sizes["B"] == 1000 else 8)]
     single = make(op, **sizes, m=m, n=n, **options, scale=0.7, dtype=torch.float32)
     double = single.to(DOUBLE)
@@ -198,6 +202,17 @@ def test_a_wide_token(op, path, m, instruction_set):
     found, exact = results(case, kernel=f"{instruction_set} float64 {path}"), results(case, fl.reference)
     for name in exact:
         assert_close(found[name], exact[name], what=name)
+
+
+@pytest.mark.parametrize("K", [2, 3000])
+def test_a_batch_whose_sums_are_kept_in_parts(K):
+    """Of 300,000 sequences, 16 MB hold the sums of half: those of many tasks are added up part by part."""
+    case = make("prompt_loss", B=300_000, n=1, m=5, K=K, t=1, weight=torch.linspace(0.5, 2, K, dtype=DOUBLE))
+    case.differentiable("p", "W", "v")()
+    assert cpu.last_kernel.endswith("columns") or cpu.instruction_set() in ("scalar", "neon")
+    found = results(case, backend="cpu")
+    for name, value in results(case, backend="eager").items():
+        assert_close(found[name], value, what=name)
 
 
 @pytest.mark.parametrize("R", [1, 2])
