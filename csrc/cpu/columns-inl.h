@@ -205,8 +205,12 @@ class Columns {
   void ask_for_parameters(std::int64_t group) const {
     for (int k = 0; k < kRows; ++k) {
       const std::int64_t task = P.task[sequence(group, k)];
+      // A row of few numbers lies in two lines at most.
       __builtin_prefetch(P.v_of(0, task));
-      if (P.p != nullptr) __builtin_prefetch(P.p + task * P.t * m);
+      __builtin_prefetch(P.v_of(0, task) + m - 1);
+      if (P.p == nullptr) continue;
+      __builtin_prefetch(P.p + task * P.t * m);
+      __builtin_prefetch(P.p + task * P.t * m + m - 1);
     }
   }
 

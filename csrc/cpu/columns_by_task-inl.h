@@ -1,16 +1,37 @@
 // Sums over the sequences of each task, where they are taken as they lie in memory (columns-inl.h). Few tasks
-// have sums in each block, which are joined in block order. Where tasks are many, the sums of each sequence,
-// 112 bytes at m = 11 for 2200 of tokens at n = 50, are kept for as many blocks as 16 MB hold, and then added
-// up task by task in the order of the sequences. Both are the same for any number of threads.
+// have sums in each block, which are joined in block order. Where tasks are many, the record of each
+// sequence, 96 bytes at m = 11 for 2200 of tokens at n = 50, is kept for as many blocks as 2 MB hold; then
+// each thread adds those of a part of the tasks to theirs, in the order of the sequences. Both give the same
+// bits for any number of threads.
 
 template <class T>
 class ColumnsByTask {
   static constexpr std::int64_t N = Vec<T>::size;
-  static constexpr std::int64_t kAhead = 8;  // sequences between one that is asked for and one that is added
+  static constexpr std::int64_t kMostQuads = 1 + 3 * ((kWidestColumns + 3) / 4);
+  static constexpr std::int64_t kPart = 8;             // numbers that are added at a time
+  static constexpr std::int64_t kWorthSharing = 1024;  // sequences whose records are added
+  static constexpr std::int64_t kTasks = 64;           // that a thread finishes at a time
 
  public:
   ColumnsByTask(const Plan<T>& plan, const Results<T>& out, int threads, Stop& stop)
-      : plan(plan), P(plan.problem), out(out), quads(plan.quads_of_sums), threads(threads), stop(stop) {}
+      : plan(plan),
+        P(plan.problem),
+        out(out),
+        at(plan.record),
+        quads(plan.quads_of_sums),
+        padded((plan.record.width + kPart - 1) / kPart * kPart),
+        threads(threads),
+        stop(stop) {
+    const std::int64_t Q = QuadGroups<T>::quads(P.m);
+    std::int64_t next = 0;
+    for (const std::int64_t vector : {at.e, at.q, at.a}) {
+      if (vector < 0) continue;
+      for (std::int64_t quad = Q - 1; quad >= 0; --quad, ++next) {
+        from_quad[next] = 1 + next / Q * Q + quad;
+        to_place[next] = vector + QuadGroups<T>::column(quad, P.m);
+      }
+    }
+  }
 
   // All results but what is made of dW's sums `matrices` [blocks, m, m]. Returns false when the call is to
   // stop.
@@ -34,14 +55,6 @@ class ColumnsByTask {
 
   std::int64_t task(std::int64_t sequence) const { return P.task == nullptr ? 0 : P.task[sequence]; }
 
-  // sum [quads, 4] += quads that lie `step` numbers apart.
-  void add(const T* from, std::int64_t step, double* sum) const {
-    for (std::int64_t quad = 0; quad < quads; ++quad, from += step, sum += 4) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < 4; ++i) sum[i] += static_cast<double>(from[i]);
-    }
-  }
-
   bool in_blocks(double* matrices) {
     const std::int64_t size = P.K * quads * 4;
     const Memory memory = allocate(static_cast<std::size_t>(plan.blocks * size + 1) * sizeof(double));
@@ -51,102 +64,135 @@ class ColumnsByTask {
       std::fill_n(here, size, 0.0);
       block(index, thread, matrices, [&](std::int64_t first, std::int64_t rows, const T* sums) {
         for (std::int64_t row = 0; row < rows; ++row) {
-          add(sums + 4 * row, N, here + task(first + row) * quads * 4);
+          const T* from = sums + 4 * row;
+          double* sum = here + task(first + row) * quads * 4;
+          for (std::int64_t quad = 0; quad < quads; ++quad, from += N, sum += 4) {
+            FASTLIN_UNROLL
+            for (int i = 0; i < 4; ++i) sum[i] += static_cast<double>(from[i]);
+          }
         }
       });
     });
     if (stop.now(0)) return false;
-    finish([&](std::int64_t k, double* sum) {
+    finish([&](std::int64_t k, double* record) {
+      double sum[4 * kMostQuads] = {};
       for (std::int64_t index = 0; index < plan.blocks; ++index) {
         const double* from = all + index * size + k * quads * 4;
         for (std::int64_t i = 0; i < 4 * quads; ++i) sum[i] += from[i];
       }
+      for_each_quad([&](std::int64_t quad, std::int64_t to) { std::copy_n(sum + 4 * quad, 4, record + to); });
+      if (at.squares >= 0) record[at.squares] = sum[0];
+      return record;
     });
     return true;
   }
 
-  // What is kept of a sequence takes whole cache lines: it is read in the order of tasks.
   bool by_sequence(double* matrices) {
-    constexpr std::int64_t kLine = 64 / sizeof(T);
-    const std::int64_t at_once = plan.blocks_at_once, size = quads * 4,
-                       row = (size + kLine - 1) / kLine * kLine;
-    const Memory memory = allocate(static_cast<std::size_t>(at_once * plan.block_size * row) * sizeof(T));
-    T* kept = reinterpret_cast<T*>(memory.get());  // [sequences, row]
-    const auto add_task = [&](const TaskOrder& order, std::int64_t k, double* sum) {
-      for (std::int64_t i = order.start[k]; i < order.start[k + 1]; ++i) {
-        const T* ahead = kept + order.sequence(std::min(i + kAhead, order.start[P.K] - 1)) * row;
-        for (std::int64_t line = 0; line < row; line += kLine) __builtin_prefetch(ahead + line);
-        add(kept + order.sequence(i) * row, 4, sum);
-      }
+    const std::int64_t at_once = plan.blocks_at_once;
+    const Memory memory = allocate(static_cast<std::size_t>(at_once * plan.block_size * padded) * sizeof(T));
+    T* kept = reinterpret_cast<T*>(memory.get());  // [sequences, padded], each a record
+    const std::vector<std::int64_t> places = places_of_tasks();
+    const auto place = [&](std::int64_t k) {
+      return places.empty() ? k : places[static_cast<std::size_t>(k)];
     };
-    // Sums so far [K, quads, 4], when they are not made in one go.
-    std::vector<double> so_far(static_cast<std::size_t>(at_once < plan.blocks ? P.K * size : 0), 0.0);
+    std::vector<double> records(static_cast<std::size_t>(std::min(P.K, P.B) * padded), 0.0);
+    const std::int64_t parts = team_of(P.K, P.B < kWorthSharing ? 1 : threads);
     for (std::int64_t first_block = 0; first_block < plan.blocks; first_block += at_once) {
       const std::int64_t begin = first_block * plan.block_size;
       const std::int64_t end = std::min(P.B, begin + at_once * plan.block_size);
       for_each_block(std::min(at_once, plan.blocks - first_block), threads, [&](std::int64_t i, int thread) {
         block(first_block + i, thread, matrices, [&](std::int64_t first, std::int64_t rows, const T* sums) {
-          T* to = kept + (first - begin) * row;
-          for (std::int64_t k = 0; k < rows; ++k, to += row) {
-            for (std::int64_t quad = 0; quad < quads; ++quad) {
-              std::memcpy(to + 4 * quad, sums + quad * N + 4 * k, 4 * sizeof(T));
-            }
-          }
+          T* to = kept + (first - begin) * padded;
+          for (std::int64_t k = 0; k < rows; ++k, to += padded, sums += 4) keep_row(sums, to);
         });
       });
       if (stop.now(0)) return false;
-      if (so_far.empty()) {
-        finish([&](std::int64_t k, double* sum) { add_task(plan.by_task, k, sum); });
-        return true;
-      }
-      const TaskOrder order(P.task + begin, end - begin, P.K, true);
-      for_each_task([&](std::int64_t k) { add_task(order, k, so_far.data() + k * size); });
+      // Each part has some of the tasks, and finds their sequences.
+      for_each_block(parts, threads, [&](std::int64_t part, int) {
+        const std::int64_t first = P.K * part / parts, last = P.K * (part + 1) / parts;
+        for_each_of(first, last, begin, end, [&](std::int64_t i) {
+          add_row(kept + (i - begin) * padded, records.data() + place(P.task[i]) * padded);
+        });
+      });
     }
-    finish([&](std::int64_t k, double* sum) { std::copy_n(so_far.data() + k * size, size, sum); });
+    finish([&](std::int64_t k, double*) { return records.data() + place(k) * padded; });
     return true;
+  }
+
+  void keep_row(const T* sums, T* to) const {
+    for (std::int64_t j = at.width; j < padded; ++j) to[j] = T(0);
+    for_each_quad([&](std::int64_t quad, std::int64_t place) {
+      std::memcpy(to + place, sums + quad * N, 4 * sizeof(T));
+    });
+    if (at.squares >= 0) to[at.squares] = sums[0];
+  }
+
+  void add_row(const T* row, double* record) const {
+    for (std::int64_t j = 0; j < padded; j += kPart, row += kPart, record += kPart) {
+      FASTLIN_UNROLL
+      for (int i = 0; i < kPart; ++i) record[i] += static_cast<double>(row[i]);
+    }
+  }
+
+  // Places of the tasks' records; none when each has one by its number, else one for each that has sequences.
+  std::vector<std::int64_t> places_of_tasks() const {
+    std::vector<std::int64_t> places(static_cast<std::size_t>(P.K > P.B ? P.K : 0));
+    for (std::size_t k = 0, next = 0; k < places.size(); ++k) {
+      places[k] = static_cast<std::int64_t>(next);
+      if (plan.by_task.count(static_cast<std::int64_t>(k)) > 0) ++next;
+    }
+    return places;
+  }
+
+  // f(i) for the sequences of tasks first ... last - 1 among begin ... end - 1, in their order: a few hundred
+  // at a time are found without a branch that depends on a task, and then used.
+  template <class F>
+  void for_each_of(std::int64_t first, std::int64_t last, std::int64_t begin, std::int64_t end, F f) const {
+    constexpr std::int64_t kFound = 512;
+    std::int64_t found[kFound];
+    const auto tasks = static_cast<std::uint64_t>(last - first);
+    for (std::int64_t from = begin; from < end; from += kFound) {
+      std::int64_t count = 0;
+      for (std::int64_t i = from; i < std::min(from + kFound, end); ++i) {
+        found[count] = i;
+        count += static_cast<std::uint64_t>(P.task[i] - first) < tasks ? 1 : 0;
+      }
+      for (std::int64_t i = 0; i < count; ++i) f(found[i]);
+    }
+  }
+
+  // f(quad of the sums, its place in a record): of each vector the last one first, which ends at column m and
+  // may have zeros where it shares columns with the one before.
+  template <class F>
+  void for_each_quad(F f) const {
+    for (std::int64_t i = 0; i < quads - 1; ++i) f(from_quad[i], to_place[i]);
   }
 
   // Parts of the tasks on the threads: f(k) for each.
   template <class F>
   void for_each_task(F f) const {
-    constexpr std::int64_t kTasks = 64;
     for_each_block((P.K + kTasks - 1) / kTasks, P.K < 2 * kTasks ? 1 : threads, [&](std::int64_t part, int) {
       for (std::int64_t k = part * kTasks; k < std::min(P.K, (part + 1) * kTasks); ++k) f(k);
     });
   }
 
-  // The results of the tasks that have sequences; add_task(k, sum) adds those of one to zeros.
+  // The results of the tasks that have sequences, of which make(k, room) returns the records.
   template <class F>
-  void finish(F add_task) const {
-    const Record& at = plan.record;
+  void finish(F make) const {
     for_each_task([&](std::int64_t k) {
       if (plan.by_task.count(k) == 0) return;
-      constexpr std::int64_t kMost = 1 + 3 * ((kWidestColumns + 3) / 4);
-      double sum[4 * kMost] = {}, record[1 + 3 * kWidestColumns];
-      add_task(k, sum);
-      if (at.squares >= 0) record[at.squares] = sum[0];
-      const double* from = sum + 4;
-      for (const std::int64_t vector : {at.e, at.q, at.a}) {
-        if (vector >= 0) from = take_vector(from, record + vector);
-      }
-      finish_task(plan, out, k, record);
+      double room[1 + 3 * kWidestColumns];
+      finish_task(plan, out, k, make(k, room));
     });
-  }
-
-  // to [m] of quads [Q, 4], of which the last one ends at column m; what it shares may be zero in it.
-  const double* take_vector(const double* from, double* to) const {
-    for (std::int64_t quad = 0; quad < QuadGroups<T>::quads(P.m); ++quad, from += 4) {
-      const std::int64_t column = QuadGroups<T>::column(quad, P.m);
-      for (std::int64_t i = 4 * quad - column; i < 4; ++i) to[column + i] = from[i];
-    }
-    return from;
   }
 
   const Plan<T>& plan;
   const Problem<T>& P;
   const Results<T>& out;
-  const std::int64_t quads;
+  const Record& at;
+  const std::int64_t quads, padded;  // padded: width of a record that is added to others
   const int threads;
   Stop& stop;
   Members members;
+  std::int64_t from_quad[kMostQuads], to_place[kMostQuads];
 };

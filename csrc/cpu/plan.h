@@ -129,10 +129,11 @@ struct Plan {
   std::int64_t matrices;       // size of the sums over all tasks: dW, dA, dC
   std::int64_t block_size = 0, blocks = 0, tiles = 1;
   std::int64_t trials_at_once = 1, tiles_at_once = 1;
-  // Columns in lanes: whether each block has sums of all tasks, or else of how many blocks the sums of each
-  // sequence are kept at a time, quads of four numbers.
+  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, or else of
+  // how many blocks at a time those of each sequence are kept.
+  std::int64_t quads_of_sums = 0;
   bool sums_by_block = true;
-  std::int64_t blocks_at_once = 0, quads_of_sums = 0;
+  std::int64_t blocks_at_once = 0;
 
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
@@ -165,7 +166,7 @@ struct Plan {
       tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
     }
     if (in_columns) plan_columns();
-    by_task = TaskOrder(P.task, P.B, P.K, !in_columns || (!sums_by_block && blocks_at_once == blocks));
+    by_task = TaskOrder(P.task, P.B, P.K, !in_columns);
     weigh();
   }
 
@@ -191,7 +192,7 @@ struct Plan {
   }
 
  private:
-  static constexpr std::int64_t kSumsBytes = 16 << 20;  // of the sequences' sums that are kept
+  static constexpr std::int64_t kSumsBytes = 2 << 20;  // of the sequences' sums that are kept: in the cache
 
   // Blocks with sums of all tasks are joined by one addition of a task's sums for at least eight sequences.
   void plan_columns() {
@@ -199,8 +200,9 @@ struct Plan {
     const std::int64_t vectors = (record.e >= 0 ? 1 : 0) + (record.a >= 0 ? 1 : 0) + (record.q >= 0 ? 1 : 0);
     quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
     sums_by_block = P.K <= std::max<std::int64_t>(P.B, 2048) / (8 * std::max<std::int64_t>(blocks, 1));
-    const std::int64_t bytes = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(T)) * block_size;
-    blocks_at_once = std::clamp<std::int64_t>(kSumsBytes / bytes, 1, std::max<std::int64_t>(blocks, 1));
+    const std::int64_t bytes = record.width * static_cast<std::int64_t>(sizeof(T)) * block_size;
+    blocks_at_once = std::max<std::int64_t>(blocks, 1);
+    if (bytes > 0) blocks_at_once = std::clamp<std::int64_t>(kSumsBytes / bytes, 1, blocks_at_once);
   }
 
   void weigh() {

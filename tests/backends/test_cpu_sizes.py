@@ -206,7 +206,7 @@ def test_a_wide_token(op, path, m, instruction_set):
 
 @pytest.mark.parametrize("K", [2, 3000])
 def test_a_batch_whose_sums_are_kept_in_parts(K):
-    """Of 300,000 sequences, 16 MB hold the sums of half: those of many tasks are added up part by part."""
+    """Of 300,000 sequences, 2 MB hold the sums of a few: those of many tasks are added up part by part."""
     case = make("prompt_loss", B=300_000, n=1, m=5, K=K, t=1, weight=torch.linspace(0.5, 2, K, dtype=DOUBLE))
     case.differentiable("p", "W", "v")()
     assert cpu.last_kernel.endswith("columns") or cpu.instruction_set() in ("scalar", "neon")
