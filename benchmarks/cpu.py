@@ -27,6 +27,8 @@ WIDTHS = (
     *(96, 127, 128, 129, 192, 255, 256, 257),
 )
 
+MANY_TASKS = (100, 1000, 10_000)
+
 OP, READ, REFERENCE = Entrant("op"), Entrant("read"), Entrant("reference", every=6)
 EAGER, EAGER_ONE = Entrant("query row"), Entrant("query row, one product")
 COMPILED = Entrant("compiled query row")
@@ -87,6 +89,15 @@ ROWS: tuple[Row, ...] = (
         {"op": OP, "read": READ},
         (near_reading(2),),
         rounds=15,
+    ),
+    Race(
+        "tasks",
+        "prompt_loss + gradients, n = 50, B = 65536, many tasks",
+        Shape(n=50),
+        {"2 tasks": OP, **{f"{K} tasks": replace(OP, tasks=K) for K in MANY_TASKS}},
+        tuple(Ratio(f"{K} tasks", "2 tasks", "<=", None, f"{65536 / K:.3g} sequences each") for K in MANY_TASKS),
+        rounds=15,
+        batch=65536,
     ),
     Race(
         "stack",

@@ -144,7 +144,7 @@ class Entrant:
     The kind is a name in LOSSES, whose step is timed, or "graph", the op's step as one CUDA graph; "read", which sums
     z; "call", the op's call alone, in which it makes its gradients; "autograd", torch.autograd.grad of one sum, which
     is what torch takes for itself. A contender with `fresh` tokens finds others in each call, from memory, as training
-    on data that come from elsewhere does.
+    on data that come from elsewhere does. One with `tasks` has a problem of its own with as many.
     """
 
     kind: str
@@ -153,6 +153,7 @@ class Entrant:
     threads: int | None = None
     backend: str | None = None
     fresh: bool = False
+    tasks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -276,11 +277,15 @@ def race(
     """
     result = Result(name)
     session.progress(f"{name}: checks")
-    case = cases.make(shape, device=session.device)
-    gate = checks.Gate.of(case, scores)
+    problems: dict[int, tuple[Case, checks.Gate]] = {}
     contenders: list[Contender] = []
     for label, entrant in entrants.items():
         torch.set_num_threads(entrant.threads or session.threads)
+        K = entrant.tasks or shape.K
+        if K not in problems:
+            case = cases.make(replace(shape, K=K), device=session.device)
+            problems[K] = case, checks.Gate.of(case, scores)
+        case, gate = problems[K]
         try:
             call = _call(entrant, case, entrant.backend or session.backend)
             found = call()
@@ -293,7 +298,8 @@ def race(
         before = None if entrant.threads is None else partial(_on_threads, entrant.threads, call)
         every = 1 if session.quick else entrant.every
         contenders.append(Contender(label, call, every, calls if calls > 1 else None, before))
-    del gate
+    problems.clear()
+    del case, gate
     if contenders:
         reset = session.reset if calls == 1 else None
         rounds = 2 if session.quick else rounds
