@@ -50,8 +50,8 @@ class Columns {
     scratch = arena.take<T>(2 * Q * N * Tokens<T>::depth(P.n, Tokens<T>::kLeaf));
   }
 
-  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; for_group(first, rows, sums) gets the sums
-  // [quads_of_sums, N] of each group. Returns false when the call is to stop.
+  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; for_group(Q, first, rows, sums) gets the
+  // sums [quads_of_sums, N] of each group. Returns false when the call is to stop.
   template <class F>
   bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, F for_group) {
     const std::int64_t step = plan.tiles * N;
@@ -76,17 +76,23 @@ class Columns {
     std::int64_t group = 0;
     for (; group + 2 <= groups; group += 2) project<kQ, 2>(group);
     if (group < groups) project<kQ, 1>(group);
-    T sums[(1 + 3 * kQ) * N];
+    // What a group has stored is read after the next one: vectors that were just stored are slow to read by
+    // fours.
+    T sums[2][(1 + 3 * kQ) * N];
+    const auto pass_on = [&](std::int64_t done) {
+      for_group(std::integral_constant<int, kQ>{}, first + done * kRows, rows_of(done), sums[done % 2]);
+    };
     for (group = 0; group < groups; ++group) {
       if (group % 16 == 15 && stop.now(thread)) return false;
       load_parameters<kQ>(group);
       if (at.e >= 0) {
-        head<kQ, true>(group, sums);
+        head<kQ, true>(group, sums[group % 2]);
       } else {
-        head<kQ, false>(group, sums);
+        head<kQ, false>(group, sums[group % 2]);
       }
-      for_group(first + group * kRows, rows_of(group), sums);
+      if (group > 0) pass_on(group - 1);
     }
+    pass_on(groups - 1);
     for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
     return !stop.now(thread);
   }

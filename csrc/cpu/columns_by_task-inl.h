@@ -7,6 +7,7 @@
 template <class T>
 class ColumnsByTask {
   static constexpr std::int64_t N = Vec<T>::size;
+  static constexpr int kRows = Columns<T>::kRows;
   static constexpr std::int64_t kMostQuads = 1 + 3 * ((kWidestColumns + 3) / 4);
   static constexpr std::int64_t kPart = 8;             // numbers that are added at a time
   static constexpr std::int64_t kWorthSharing = 1024;  // sequences whose records are added
@@ -55,29 +56,46 @@ class ColumnsByTask {
 
   std::int64_t task(std::int64_t sequence) const { return P.task == nullptr ? 0 : P.task[sequence]; }
 
+  // sum [count, 4] += quads of a row. Vectors of the compiler's: it makes single numbers of the plain loop.
+  template <int kCount>
+  FASTLIN_INLINE static void add_quads(const T* from, double* sum) {
+    using Quad __attribute__((vector_size(4 * sizeof(T)))) = T;
+    using Doubles __attribute__((vector_size(4 * sizeof(double)))) = double;
+    FASTLIN_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      Quad quad;
+      Doubles total;
+      std::memcpy(&quad, from + i * N, sizeof(quad));
+      std::memcpy(&total, sum + 4 * i, sizeof(total));
+      total += __builtin_convertvector(quad, Doubles);
+      std::memcpy(sum + 4 * i, &total, sizeof(total));
+    }
+  }
+
+  // Each row of the groups has sums of its own: an addition to those of the row before would wait for them.
   bool in_blocks(double* matrices) {
-    const std::int64_t size = P.K * quads * 4;
+    const std::int64_t size = kRows * P.K * quads * 4;
     const Memory memory = allocate(static_cast<std::size_t>(plan.blocks * size + 1) * sizeof(double));
-    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, K, quads, 4]
+    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, rows, K, quads, 4]
     for_each_block(plan.blocks, threads, [&](std::int64_t index, int thread) {
       double* here = all + index * size;
       std::fill_n(here, size, 0.0);
-      block(index, thread, matrices, [&](std::int64_t first, std::int64_t rows, const T* sums) {
+      block(index, thread, matrices, [&](auto Q, std::int64_t first, std::int64_t rows, const T* sums) {
+        constexpr int kQ = decltype(Q)::value;
         for (std::int64_t row = 0; row < rows; ++row) {
           const T* from = sums + 4 * row;
-          double* sum = here + task(first + row) * quads * 4;
-          for (std::int64_t quad = 0; quad < quads; ++quad, from += N, sum += 4) {
-            FASTLIN_UNROLL
-            for (int i = 0; i < 4; ++i) sum[i] += static_cast<double>(from[i]);
-          }
+          double* sum = here + (row * P.K + task(first + row)) * quads * 4;
+          add_quads<1>(from, sum);
+          for (std::int64_t quad = 1; quad < quads; quad += kQ)
+            add_quads<kQ>(from + quad * N, sum + 4 * quad);
         }
       });
     });
     if (stop.now(0)) return false;
     finish([&](std::int64_t k, double* record) {
       double sum[4 * kMostQuads] = {};
-      for (std::int64_t index = 0; index < plan.blocks; ++index) {
-        const double* from = all + index * size + k * quads * 4;
+      for (std::int64_t index = 0; index < plan.blocks * kRows; ++index) {
+        const double* from = all + (index * P.K + k) * quads * 4;
         for (std::int64_t i = 0; i < 4 * quads; ++i) sum[i] += from[i];
       }
       for_each_quad([&](std::int64_t quad, std::int64_t to) { std::copy_n(sum + 4 * quad, 4, record + to); });
@@ -101,10 +119,11 @@ class ColumnsByTask {
       const std::int64_t begin = first_block * plan.block_size;
       const std::int64_t end = std::min(P.B, begin + at_once * plan.block_size);
       for_each_block(std::min(at_once, plan.blocks - first_block), threads, [&](std::int64_t i, int thread) {
-        block(first_block + i, thread, matrices, [&](std::int64_t first, std::int64_t rows, const T* sums) {
-          T* to = kept + (first - begin) * padded;
-          for (std::int64_t k = 0; k < rows; ++k, to += padded, sums += 4) keep_row(sums, to);
-        });
+        block(first_block + i, thread, matrices,
+              [&](auto, std::int64_t first, std::int64_t rows, const T* sums) {
+                T* to = kept + (first - begin) * padded;
+                for (std::int64_t k = 0; k < rows; ++k, to += padded, sums += 4) keep_row(sums, to);
+              });
       });
       if (stop.now(0)) return false;
       // Each part has some of the tasks, and finds their sequences.
