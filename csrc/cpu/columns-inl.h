@@ -126,6 +126,9 @@ class Columns {
   std::int64_t sequence(std::int64_t group, int row) const {
     return first + std::min(group * kRows + row, count - 1);
   }
+  std::int64_t task_of(std::int64_t group, int row) const {
+    return P.task == nullptr ? 0 : P.task[sequence(group, row)];
+  }
 
   // A vector without the rows that have no sequence, which repeat another one.
   static V keep(V value, std::int64_t rows) {
@@ -193,7 +196,7 @@ class Columns {
     std::int64_t task[kRows];
     bool same = has_parameters;
     for (int k = 0; k < kRows; ++k) {
-      task[k] = P.task == nullptr ? 0 : P.task[sequence(group, k)];
+      task[k] = task_of(group, k);
       same = same && task[k] == tasks[k];
     }
     if (!few_tasks) ask_for_parameters(group + 2);
@@ -210,7 +213,7 @@ class Columns {
   // Many tasks do not leave theirs in a cache near by.
   void ask_for_parameters(std::int64_t group) const {
     for (int k = 0; k < kRows; ++k) {
-      const std::int64_t task = P.task[sequence(group, k)];
+      const std::int64_t task = task_of(group, k);
       // A row of few numbers lies in two lines at most.
       __builtin_prefetch(P.v_of(0, task));
       __builtin_prefetch(P.v_of(0, task) + m - 1);

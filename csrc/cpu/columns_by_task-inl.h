@@ -7,9 +7,8 @@
 template <class T>
 class ColumnsByTask {
   static constexpr std::int64_t N = Vec<T>::size;
-  static constexpr int kRows = Columns<T>::kRows;
   static constexpr std::int64_t kMostQuads = 1 + 3 * ((kWidestColumns + 3) / 4);
-  static constexpr std::int64_t kPart = 8;             // numbers that are added at a time
+  static constexpr std::int64_t kPart = 2;             // quads that are added at a time
   static constexpr std::int64_t kWorthSharing = 1024;  // sequences whose records are added
   static constexpr std::int64_t kTasks = 64;           // that a thread finishes at a time
 
@@ -20,7 +19,7 @@ class ColumnsByTask {
         out(out),
         at(plan.record),
         quads(plan.quads_of_sums),
-        padded((plan.record.width + kPart - 1) / kPart * kPart),
+        padded((plan.record.width + 4 * kPart - 1) / (4 * kPart) * (4 * kPart)),
         threads(threads),
         stop(stop) {
     const std::int64_t Q = QuadGroups<T>::quads(P.m);
@@ -56,27 +55,27 @@ class ColumnsByTask {
 
   std::int64_t task(std::int64_t sequence) const { return P.task == nullptr ? 0 : P.task[sequence]; }
 
-  // sum [count, 4] += quads of a row. Vectors of the compiler's: it makes single numbers of the plain loop.
+  // sum [count, 4] += quads that lie `step` numbers apart. Vectors of the compiler's: it makes single numbers
+  // of the plain loop.
   template <int kCount>
-  FASTLIN_INLINE static void add_quads(const T* from, double* sum) {
+  FASTLIN_INLINE static void add_quads(const T* from, std::int64_t step, double* sum) {
     using Quad __attribute__((vector_size(4 * sizeof(T)))) = T;
     using Doubles __attribute__((vector_size(4 * sizeof(double)))) = double;
     FASTLIN_UNROLL
     for (int i = 0; i < kCount; ++i) {
       Quad quad;
       Doubles total;
-      std::memcpy(&quad, from + i * N, sizeof(quad));
+      std::memcpy(&quad, from + i * step, sizeof(quad));
       std::memcpy(&total, sum + 4 * i, sizeof(total));
       total += __builtin_convertvector(quad, Doubles);
       std::memcpy(sum + 4 * i, &total, sizeof(total));
     }
   }
 
-  // Each row of the groups has sums of its own: an addition to those of the row before would wait for them.
   bool in_blocks(double* matrices) {
-    const std::int64_t size = kRows * P.K * quads * 4;
+    const std::int64_t of_rows = plan.sums_of_block, size = of_rows * P.K * quads * 4;
     const Memory memory = allocate(static_cast<std::size_t>(plan.blocks * size + 1) * sizeof(double));
-    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, rows, K, quads, 4]
+    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, of rows, K, quads, 4]
     for_each_block(plan.blocks, threads, [&](std::int64_t index, int thread) {
       double* here = all + index * size;
       std::fill_n(here, size, 0.0);
@@ -84,17 +83,16 @@ class ColumnsByTask {
         constexpr int kQ = decltype(Q)::value;
         for (std::int64_t row = 0; row < rows; ++row) {
           const T* from = sums + 4 * row;
-          double* sum = here + (row * P.K + task(first + row)) * quads * 4;
-          add_quads<1>(from, sum);
-          for (std::int64_t quad = 1; quad < quads; quad += kQ)
-            add_quads<kQ>(from + quad * N, sum + 4 * quad);
+          double* sum = here + ((of_rows > 1 ? row * P.K : 0) + task(first + row)) * quads * 4;
+          add_quads<1>(from, N, sum);
+          for (std::int64_t j = 1; j < quads; j += kQ) add_quads<kQ>(from + j * N, N, sum + 4 * j);
         }
       });
     });
     if (stop.now(0)) return false;
     finish([&](std::int64_t k, double* record) {
       double sum[4 * kMostQuads] = {};
-      for (std::int64_t index = 0; index < plan.blocks * kRows; ++index) {
+      for (std::int64_t index = 0; index < plan.blocks * of_rows; ++index) {
         const double* from = all + (index * P.K + k) * quads * 4;
         for (std::int64_t i = 0; i < 4 * quads; ++i) sum[i] += from[i];
       }
@@ -130,7 +128,9 @@ class ColumnsByTask {
       for_each_block(parts, threads, [&](std::int64_t part, int) {
         const std::int64_t first = P.K * part / parts, last = P.K * (part + 1) / parts;
         for_each_of(first, last, begin, end, [&](std::int64_t i) {
-          add_row(kept + (i - begin) * padded, records.data() + place(P.task[i]) * padded);
+          const T* from = kept + (i - begin) * padded;
+          double* record = records.data() + place(task(i)) * padded;
+          for (std::int64_t j = 0; j < padded; j += 4 * kPart) add_quads<kPart>(from + j, 4, record + j);
         });
       });
     }
@@ -144,13 +144,6 @@ class ColumnsByTask {
       std::memcpy(to + place, sums + quad * N, 4 * sizeof(T));
     });
     if (at.squares >= 0) to[at.squares] = sums[0];
-  }
-
-  void add_row(const T* row, double* record) const {
-    for (std::int64_t j = 0; j < padded; j += kPart, row += kPart, record += kPart) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < kPart; ++i) record[i] += static_cast<double>(row[i]);
-    }
   }
 
   // Places of the tasks' records; none when each has one by its number, else one for each that has sequences.
@@ -174,7 +167,7 @@ class ColumnsByTask {
       std::int64_t count = 0;
       for (std::int64_t i = from; i < std::min(from + kFound, end); ++i) {
         found[count] = i;
-        count += static_cast<std::uint64_t>(P.task[i] - first) < tasks ? 1 : 0;
+        count += static_cast<std::uint64_t>(task(i) - first) < tasks ? 1 : 0;
       }
       for (std::int64_t i = 0; i < count; ++i) f(found[i]);
     }

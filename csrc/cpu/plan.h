@@ -129,11 +129,11 @@ struct Plan {
   std::int64_t matrices;       // size of the sums over all tasks: dW, dA, dC
   std::int64_t block_size = 0, blocks = 0, tiles = 1;
   std::int64_t trials_at_once = 1, tiles_at_once = 1;
-  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, or else of
-  // how many blocks at a time those of each sequence are kept.
+  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, and how
+  // many of each, or else of how many blocks at a time those of each sequence are kept.
   std::int64_t quads_of_sums = 0;
   bool sums_by_block = true;
-  std::int64_t blocks_at_once = 0;
+  std::int64_t sums_of_block = 1, blocks_at_once = 0;
 
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
@@ -165,7 +165,7 @@ struct Plan {
       const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
       tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
     }
-    if (in_columns) plan_columns();
+    if (in_columns) plan_columns(lanes / 4);
     by_task = TaskOrder(P.task, P.B, P.K, !in_columns);
     weigh();
   }
@@ -192,17 +192,26 @@ struct Plan {
   }
 
  private:
-  static constexpr std::int64_t kSumsBytes = 2 << 20;  // of the sequences' sums that are kept: in the cache
+  static constexpr std::int64_t kKeptBytes = 2 << 20;  // of the sequences' records: they stay in the cache
+  static constexpr std::int64_t kSumsBytes = 8 << 20;  // of all blocks' sums of all tasks
 
-  // Blocks with sums of all tasks are joined by one addition of a task's sums for at least eight sequences.
-  void plan_columns() {
+  // `rows` sequences are a group. In a block that has sums of all tasks each row has its own of few tasks:
+  // what is added to those of the row before waits for them. The sums of many would not fit a cache near by.
+  void plan_columns(std::int64_t rows) {
+    constexpr std::int64_t kFewTasks = 8;
     const Problem<T>& P = problem;
     const std::int64_t vectors = (record.e >= 0 ? 1 : 0) + (record.a >= 0 ? 1 : 0) + (record.q >= 0 ? 1 : 0);
     quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
-    sums_by_block = P.K <= std::max<std::int64_t>(P.B, 2048) / (8 * std::max<std::int64_t>(blocks, 1));
+    sums_of_block = P.K <= kFewTasks ? rows : 1;
+    // For eight sequences at least one sum of a task is added to others.
+    const std::int64_t sums = std::max<std::int64_t>(blocks, 1) * sums_of_block;
+    const std::int64_t bytes_of_sums = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(double));
+    sums_by_block =
+        P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * std::max<std::int64_t>(blocks, 1)),
+                        kSumsBytes / (sums * bytes_of_sums));
     const std::int64_t bytes = record.width * static_cast<std::int64_t>(sizeof(T)) * block_size;
     blocks_at_once = std::max<std::int64_t>(blocks, 1);
-    if (bytes > 0) blocks_at_once = std::clamp<std::int64_t>(kSumsBytes / bytes, 1, blocks_at_once);
+    if (bytes > 0) blocks_at_once = std::clamp<std::int64_t>(kKeptBytes / bytes, 1, blocks_at_once);
   }
 
   void weigh() {
