@@ -261,7 +261,7 @@ def race(
     seconds: float = 20.0,
     scores: int = checks.AFFORDABLE_SCORES,
 ) -> Result:
-    """Check all entrants on one problem, and time those that are right.
+    """Check all entrants on one problem, or on one for each number of tasks, and time those that are right.
 
     Parameters
     ----------
@@ -299,8 +299,8 @@ def race(
         every = 1 if session.quick else entrant.every
         contenders.append(Contender(label, call, every, calls if calls > 1 else None, before))
     problems.clear()
-    del case, gate
     if contenders:
+        del case, gate
         reset = session.reset if calls == 1 else None
         rounds = 2 if session.quick else rounds
         result.timings = interleave(

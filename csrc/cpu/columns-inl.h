@@ -21,10 +21,9 @@ class Columns {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   static constexpr std::int64_t N = V::size;
 
- public:
   static constexpr int kRows = V::quads;  // sequences of a group
-  static constexpr std::int64_t kFewTasks = 64;
 
+ public:
   Columns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
@@ -33,14 +32,14 @@ class Columns {
         m(plan.problem.m),
         Q(Groups::quads(m)),
         kept(1 + (P.h != nullptr ? 3 : 2) * Q),
-        few_tasks(P.K <= kFewTasks),
+        has_table(P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)),
         gradients(out.dW || out.dv || out.dh || out.dp),
         factor(static_cast<T>(plan.problem.scale)) {
     for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
     const std::int64_t most = plan.tiles * N / kRows;
     W = arena.take<T>(m * 4 * Q);
     parameters = arena.take<T>(kept * N);
-    table = arena.take<T>(few_tasks ? P.K * kept * 4 : 0);
+    table = arena.take<T>(has_table ? P.K * kept * 4 : 0);
     q = arena.take<T>(most * Q * N);
     a = arena.take<T>(most * Q * N);
     gc = arena.take<T>(most * Q * N);
@@ -70,6 +69,8 @@ class Columns {
     if constexpr (kQ > 1) {
       if (Q < kQ) return chunk<kQ - 1>(block_dW, stop, thread, for_group);
     }
+    // Within some 100,000 tokens.
+    const std::int64_t asks_after = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
     for (std::int64_t i = 0; !W_is_laid_out && i < m; ++i) lay_out<kQ>(P.W + i * m, W + i * 4 * kQ);
     W_is_laid_out = true;
     take_targets();
@@ -83,7 +84,7 @@ class Columns {
       for_group(std::integral_constant<int, kQ>{}, first + done * kRows, rows_of(done), sums[done % 2]);
     };
     for (group = 0; group < groups; ++group) {
-      if (group % 16 == 15 && stop.now(thread)) return false;
+      if (group % asks_after == 0 && stop.now(thread)) return false;
       load_parameters<kQ>(group);
       if (at.e >= 0) {
         head<kQ, true>(group, sums[group % 2]);
@@ -199,12 +200,12 @@ class Columns {
       task[k] = task_of(group, k);
       same = same && task[k] == tasks[k];
     }
-    if (!few_tasks) ask_for_parameters(group + 2);
+    if (!has_table) ask_for_parameters(group + 2);
     if (same) return;
-    if (!has_parameters && few_tasks) make_table<kQ>();
+    if (!has_parameters && has_table) make_table<kQ>();
     has_parameters = true;
     std::copy_n(task, kRows, tasks);
-    if (!few_tasks) return make_parameters<kQ>(task);
+    if (!has_table) return make_parameters<kQ>(task);
     const T* rows[kRows];
     for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
     for (std::int64_t j = 0; j < kept; ++j) L::put(parameters, j, V::load_quads(rows, 4 * j));
@@ -214,7 +215,7 @@ class Columns {
   void ask_for_parameters(std::int64_t group) const {
     for (int k = 0; k < kRows; ++k) {
       const std::int64_t task = task_of(group, k);
-      // A row of few numbers lies in two lines at most.
+      // Where a row of m = 11 begins and ends; the rest of longer ones comes while these are used.
       __builtin_prefetch(P.v_of(0, task));
       __builtin_prefetch(P.v_of(0, task) + m - 1);
       if (P.p == nullptr) continue;
@@ -433,7 +434,7 @@ class Columns {
   const Results<T>& out;
   const Record& at;
   const std::int64_t m, Q, kept;  // kept: vectors of parameters
-  const bool few_tasks, gradients;
+  const bool has_table, gradients;
   const T factor;                                 // scale
   std::int64_t first = 0, count = 0, groups = 0;  // the chunk: its first sequence, how many, in groups
   bool W_is_laid_out = false, has_parameters = false;
@@ -443,7 +444,7 @@ class Columns {
   // Of the rows' tasks, [1 + 2 Q or 3 Q]: the coefficient of the squared errors, v, the prompt's part of c,
   // h.
   T* parameters;
-  T* table;       // [K, as many, 4], of few tasks
+  T* table;       // [K, as many, 4], where that is made once
   T *q, *a, *gc;  // [groups, Q]
   T* targets;     // [sequences, 4]
   T *c, *e;       // [Q]

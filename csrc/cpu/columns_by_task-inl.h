@@ -1,14 +1,13 @@
 // Sums over the sequences of each task, where they are taken as they lie in memory (columns-inl.h). Few tasks
 // have sums in each block, which are joined in block order. Where tasks are many, the record of each
-// sequence, 96 bytes at m = 11 for 2200 of tokens at n = 50, is kept for as many blocks as 2 MB hold; then
-// each thread adds those of a part of the tasks to theirs, in the order of the sequences. Both give the same
-// bits for any number of threads.
+// sequence, 96 bytes at m = 11 for 2200 of tokens at n = 50, is kept while the 2 MB of a pass are in the
+// cache; then each thread adds those of a part of the tasks to theirs, in the order of the sequences. Both
+// give the same bits for any number of threads.
 
 template <class T>
 class ColumnsByTask {
   static constexpr std::int64_t N = Vec<T>::size;
   static constexpr std::int64_t kMostQuads = 1 + 3 * ((kWidestColumns + 3) / 4);
-  static constexpr std::int64_t kPart = 2;             // quads that are added at a time
   static constexpr std::int64_t kWorthSharing = 1024;  // sequences whose records are added
   static constexpr std::int64_t kTasks = 64;           // that a thread finishes at a time
 
@@ -19,7 +18,6 @@ class ColumnsByTask {
         out(out),
         at(plan.record),
         quads(plan.quads_of_sums),
-        padded((plan.record.width + 4 * kPart - 1) / (4 * kPart) * (4 * kPart)),
         threads(threads),
         stop(stop) {
     const std::int64_t Q = QuadGroups<T>::quads(P.m);
@@ -36,7 +34,6 @@ class ColumnsByTask {
   // All results but what is made of dW's sums `matrices` [blocks, m, m]. Returns false when the call is to
   // stop.
   bool run(double* matrices) {
-    Memory workspace;
     members = workers<Columns<T>>(team_of(plan.blocks, threads), workspace, plan, out);
     return plan.sums_by_block ? in_blocks(matrices) : by_sequence(matrices);
   }
@@ -44,13 +41,11 @@ class ColumnsByTask {
  private:
   using Members = std::vector<std::unique_ptr<Columns<T>>>;
 
-  // A block of sequences, whose groups' sums f gets.
+  // Sequences begin ... end - 1, whose dW is added to `block_dW` and whose groups' sums f gets.
   template <class F>
-  bool block(std::int64_t index, int thread, double* matrices, F f) const {
-    const std::int64_t begin = index * plan.block_size, end = std::min(P.B, begin + plan.block_size);
-    double* block_dW = matrices + index * plan.matrices;
-    std::fill_n(block_dW, plan.matrices, 0.0);
-    return members[static_cast<std::size_t>(thread)]->run(begin, end, block_dW, stop, thread, f);
+  void sequences(std::int64_t begin, std::int64_t end, int thread, double* block_dW, F f) const {
+    if (stop.now(thread)) return;
+    members[static_cast<std::size_t>(thread)]->run(begin, end, block_dW, stop, thread, f);
   }
 
   std::int64_t task(std::int64_t sequence) const { return P.task == nullptr ? 0 : P.task[sequence]; }
@@ -77,17 +72,20 @@ class ColumnsByTask {
     const Memory memory = allocate(static_cast<std::size_t>(plan.blocks * size + 1) * sizeof(double));
     double* all = reinterpret_cast<double*>(memory.get());  // [blocks, of rows, K, quads, 4]
     for_each_block(plan.blocks, threads, [&](std::int64_t index, int thread) {
-      double* here = all + index * size;
+      const std::int64_t begin = index * plan.block_size, end = std::min(P.B, begin + plan.block_size);
+      double *here = all + index * size, *block_dW = matrices + index * plan.matrices;
       std::fill_n(here, size, 0.0);
-      block(index, thread, matrices, [&](auto Q, std::int64_t first, std::int64_t rows, const T* sums) {
-        constexpr int kQ = decltype(Q)::value;
-        for (std::int64_t row = 0; row < rows; ++row) {
-          const T* from = sums + 4 * row;
-          double* sum = here + ((of_rows > 1 ? row * P.K : 0) + task(first + row)) * quads * 4;
-          add_quads<1>(from, N, sum);
-          for (std::int64_t j = 1; j < quads; j += kQ) add_quads<kQ>(from + j * N, N, sum + 4 * j);
-        }
-      });
+      std::fill_n(block_dW, plan.matrices, 0.0);
+      sequences(begin, end, thread, block_dW,
+                [&](auto Q, std::int64_t first, std::int64_t rows, const T* sums) {
+                  constexpr int kQ = decltype(Q)::value;
+                  for (std::int64_t row = 0; row < rows; ++row) {
+                    const T* from = sums + 4 * row;
+                    double* sum = here + ((of_rows > 1 ? row * P.K : 0) + task(first + row)) * quads * 4;
+                    add_quads<1>(from, N, sum);
+                    for (std::int64_t j = 1; j < quads; j += kQ) add_quads<kQ>(from + j * N, N, sum + 4 * j);
+                  }
+                });
     });
     if (stop.now(0)) return false;
     finish([&](std::int64_t k, double* record) {
@@ -103,43 +101,46 @@ class ColumnsByTask {
     return true;
   }
 
+  // In passes, in each of which every block takes some sequences, wherever they lie.
   bool by_sequence(double* matrices) {
-    const std::int64_t at_once = plan.blocks_at_once;
-    const Memory memory = allocate(static_cast<std::size_t>(at_once * plan.block_size * padded) * sizeof(T));
-    T* kept = reinterpret_cast<T*>(memory.get());  // [sequences, padded], each a record
+    const std::int64_t step = plan.sequences_at_once, pass = plan.blocks * step,
+                       width = plan.kept_of_sequence;
+    const Memory memory = allocate(static_cast<std::size_t>(pass * width) * sizeof(T) + 1);
+    T* kept = reinterpret_cast<T*>(memory.get());  // [sequences of a pass, width], each a record
     const std::vector<std::int64_t> places = places_of_tasks();
     const auto place = [&](std::int64_t k) {
       return places.empty() ? k : places[static_cast<std::size_t>(k)];
     };
-    std::vector<double> records(static_cast<std::size_t>(std::min(P.K, P.B) * padded), 0.0);
+    std::vector<double> records(static_cast<std::size_t>(std::min(P.K, P.B) * width), 0.0);
+    std::fill_n(matrices, plan.blocks * plan.matrices, 0.0);
     const std::int64_t parts = team_of(P.K, P.B < kWorthSharing ? 1 : threads);
-    for (std::int64_t first_block = 0; first_block < plan.blocks; first_block += at_once) {
-      const std::int64_t begin = first_block * plan.block_size;
-      const std::int64_t end = std::min(P.B, begin + at_once * plan.block_size);
-      for_each_block(std::min(at_once, plan.blocks - first_block), threads, [&](std::int64_t i, int thread) {
-        block(first_block + i, thread, matrices,
-              [&](auto, std::int64_t first, std::int64_t rows, const T* sums) {
-                T* to = kept + (first - begin) * padded;
-                for (std::int64_t k = 0; k < rows; ++k, to += padded, sums += 4) keep_row(sums, to);
-              });
+    for (std::int64_t begin = 0; begin < P.B; begin += pass) {
+      const std::int64_t end = std::min(P.B, begin + pass);
+      for_each_block((end - begin + step - 1) / step, threads, [&](std::int64_t index, int thread) {
+        const std::int64_t from = begin + index * step, until = std::min(end, from + step);
+        sequences(from, until, thread, matrices + index * plan.matrices,
+                  [&](auto, std::int64_t first, std::int64_t rows, const T* sums) {
+                    T* to = kept + (first - begin) * width;
+                    for (std::int64_t k = 0; k < rows; ++k, to += width, sums += 4) keep_row(sums, to);
+                  });
       });
       if (stop.now(0)) return false;
       // Each part has some of the tasks, and finds their sequences.
       for_each_block(parts, threads, [&](std::int64_t part, int) {
         const std::int64_t first = P.K * part / parts, last = P.K * (part + 1) / parts;
         for_each_of(first, last, begin, end, [&](std::int64_t i) {
-          const T* from = kept + (i - begin) * padded;
-          double* record = records.data() + place(task(i)) * padded;
-          for (std::int64_t j = 0; j < padded; j += 4 * kPart) add_quads<kPart>(from + j, 4, record + j);
+          const T* from = kept + (i - begin) * width;
+          double* record = records.data() + place(task(i)) * width;
+          for (std::int64_t j = 0; j < width; j += 8) add_quads<2>(from + j, 4, record + j);
         });
       });
     }
-    finish([&](std::int64_t k, double*) { return records.data() + place(k) * padded; });
+    finish([&](std::int64_t k, double*) { return records.data() + place(k) * width; });
     return true;
   }
 
   void keep_row(const T* sums, T* to) const {
-    for (std::int64_t j = at.width; j < padded; ++j) to[j] = T(0);
+    for (std::int64_t j = at.width; j < plan.kept_of_sequence; ++j) to[j] = T(0);
     for_each_quad([&](std::int64_t quad, std::int64_t place) {
       std::memcpy(to + place, sums + quad * N, 4 * sizeof(T));
     });
@@ -202,9 +203,10 @@ class ColumnsByTask {
   const Problem<T>& P;
   const Results<T>& out;
   const Record& at;
-  const std::int64_t quads, padded;  // padded: width of a record that is added to others
+  const std::int64_t quads;
   const int threads;
   Stop& stop;
+  Memory workspace;
   Members members;
   std::int64_t from_quad[kMostQuads], to_place[kMostQuads];
 };

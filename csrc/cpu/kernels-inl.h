@@ -33,6 +33,7 @@ void add_tasks(const T* of_tasks, std::int64_t vectors, std::int64_t K, std::int
 // All results but the sums over blocks, which go to `matrices` [blocks, matrices].
 template <class T>
 bool attend(const Plan<T>& plan, const Results<T>& out, int threads, Stop& stop, double* matrices) {
+  static_assert((Vec<T>::quads > 0) == (Vec<T>::size >= 4), "the plan puts columns into lanes of four");
   if constexpr (Vec<T>::quads > 0) {
     if (plan.in_columns) return ColumnsByTask<T>(plan, out, threads, stop).run(matrices);
   }

@@ -1,4 +1,4 @@
-// Sums per task: kept in double for each run, joined over blocks in block order, and turned into results.
+// Sums per task, turned into results; those of runs are kept in double and joined over blocks in block order.
 #pragma once
 
 #include <algorithm>

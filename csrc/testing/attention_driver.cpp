@@ -136,7 +136,8 @@ Case with_columns(Case c, int i) {
   c.layers = 0;
   c.is_gram = false;
   c.m = 4 + i % 21;
-  c.K = c.K == 3 ? 3 : 1;
+  c.K = sizes()[3].values[static_cast<std::size_t>(i / 8 % 4)];
+  c.indexed = i % 56 != 6;  // all of task 0, of however many, in some
   c.B = 97 + i % 34;
   c.wants &= ~(1u << 3 | 1u << 4);  // dx, dq
   return c;
@@ -175,6 +176,7 @@ Case in_blocks(int number) {
   Case c = draw_case(static_cast<std::uint64_t>(number), 2e5);
   if (number % 8 >= 6) c = with_columns(c, number);
   c.B = 130 + 65 * (number % 2);
+  if (number % 16 == 7) c.B = 1100, c.K = 300, c.n = 3, c.indexed = true;  // records that threads share
   return c;
 }
 

@@ -156,8 +156,9 @@ def _prepare(backend: backends.Backend, call: _Call, given: Arguments) -> None:
     """Has the next loss of this signature prepared, if nothing but its shapes must be looked at."""
     prepare = getattr(backend, "prepare", None)
     _, _, task, p, *_, v, _ = given.tensors
-    # A shared head without prompts leaves K to the largest task index.
-    says_tasks = task is None or p is not None or (v is not None and v.ndim > 1)
+    # A shared head without prompts and weights leaves K to the largest task index.
+    weight = given.extra[1]
+    says_tasks = task is None or p is not None or weight is not None or (v is not None and v.ndim > 1)
     is_plain = says_tasks and call.is_direct and call.problem.x is given.tensors[0] and not given.options.check_finite
     if prepare is not None and is_plain and given.prepared is not None:
         given.prepared[given.wants] = prepare(call.problem, *given.extra)

@@ -142,9 +142,10 @@ def test_columns_in_lanes(op, sizes, options, m, instruction_set):
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_what_is_not_finite_stays_in_its_task(broken, instruction_set):
-    """The last group of a run holds sequences of the next one."""
-    case = make("prompt_loss", B=120, K=3, t=1, m=11, n=5).differentiable("p", "v")
+@pytest.mark.parametrize("K", [3, 300])
+def test_what_is_not_finite_stays_in_its_task(broken, K, instruction_set):
+    """A group holds sequences of several tasks, and so does what is kept of them; most tasks may be absent."""
+    case = make("prompt_loss", B=120, K=K, t=1, m=11, n=5).differentiable("p", "v")
     case = replace(case, task=torch.arange(120) % 7 % 3)  # 52, 34 and 34
     case.inputs["z"][case.task == broken] = float("inf")
     leaves = [case.inputs["p"], case.inputs["v"]]
@@ -154,7 +155,7 @@ def test_what_is_not_finite_stays_in_its_task(broken, instruction_set):
     others = [k for k in range(3) if k != broken]
     assert not per_task[broken].isfinite()
     assert_close(per_task[others], expected[others])
-    share = torch.bincount(case.task).double() / 120
+    share = torch.bincount(case.task, minlength=K).double() / 120
     truth = torch.autograd.grad((expected * share)[others].sum(), leaves)
     for found, gradient in zip(torch.autograd.grad(loss, leaves), truth, strict=True):
         assert_close(found[others], gradient[others])
@@ -215,14 +216,15 @@ def test_a_batch_whose_sums_are_kept_in_parts(K):
         assert_close(found[name], value, what=name)
 
 
-@pytest.mark.parametrize("R", [1, 2])
+@pytest.mark.parametrize("m", [3, 5])
+@pytest.mark.parametrize("R", [None, 1, 2])
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
-def test_many_tasks(op, R, instruction_set):
+def test_many_tasks(op, R, m, instruction_set):
     """More tasks than sequences: most are absent, and every run is short."""
-    case = make(op, B=3000, n=2, m=3, K=10_000, t=1, R=R)
+    case = make(op, B=3000, n=2, m=m, K=10_000, t=1, R=R)
     found, exact = results(case), results(case, fl.reference)
     for name in exact:
         assert_close(found[name], exact[name], what=name)
     absent = torch.ones(10_000, dtype=torch.bool).index_fill(0, case.task, False)
-    assert (found["per_task"][:, absent] == 0).all()
-    assert (found["dp"][:, absent] == 0).all()
+    assert (found["per_task"][..., absent] == 0).all()
+    assert (found["dp"][..., absent, :, :] == 0).all()

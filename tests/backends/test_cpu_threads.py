@@ -130,32 +130,47 @@ import os, signal, sys, threading, time
 import torch, fastlin as fl
 
 torch.set_num_threads({threads})
-data = [torch.randn({B}, 2, 16), torch.randn({B}, 16), torch.randn({B}), None, None]
-model = [0.1 * torch.randn(6, 16, 16), 0.1 * torch.randn(6, 16, 16), torch.randn(16)]
-
-def call(part=None):
-    return fl.stack_loss(*(t if t is None else t[:part] for t in data), *model, scale=0.01, backend="cpu")
-
+{problem}
 small = call(64)
 start = time.perf_counter()
-call(2000)
-expected = (time.perf_counter() - start) * {B} / 2000
+call({some})
+expected = (time.perf_counter() - start) * {all} / {some}
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 start = time.perf_counter()
 try:
-    call()
+    call({all})
 except KeyboardInterrupt:
     print("interrupted", (time.perf_counter() - start) / expected)
 assert all(torch.equal(a, b) for a, b in zip(call(64), small))
-call(2000)
+call({some})
 print("works")
 """
 
+STACK = """
+data = [torch.randn(400_000, 2, 16), torch.randn(400_000, 16), torch.randn(400_000)]
+model = [0.1 * torch.randn(6, 16, 16), 0.1 * torch.randn(6, 16, 16), torch.randn(16)]
 
+def call(part):
+    return fl.stack_loss(*(t[:part] for t in data), None, None, *model, scale=0.01, backend="cpu")
+"""
+LONG = """
+z, q, y = torch.randn(512, 1, 16), torch.randn(512, 16), torch.randn(512)
+W, v = torch.randn(16, 16), torch.randn(16)
+
+def call(n):
+    return fl.prompt_loss(z.expand(-1, n, -1), q, y, None, None, W, v, scale=1 / n, backend="cpu")
+"""
+PROBLEMS = {
+    "stack": {"problem": STACK, "some": 2000, "all": 400_000},
+    "long contexts": {"problem": LONG, "some": 20_000, "all": 4_000_000},
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_keyboard_interrupt(threads):
+def test_keyboard_interrupt(threads, problem):
     """A call of many seconds ends soon after a signal, at a small part of its work, and the next calls are right."""
-    done = run(INTERRUPTED.format(threads=threads, B=400_000))
+    done = run(INTERRUPTED.format(threads=threads, **PROBLEMS[problem]))
     assert done.returncode == 0, done.stderr
     interrupted, works = done.stdout.splitlines()
     assert interrupted.startswith("interrupted ")
@@ -165,8 +180,8 @@ def test_keyboard_interrupt(threads):
 
 def test_keyboard_interrupt_without_a_handler():
     """It leaves the process as any other KeyboardInterrupt does."""
-    script = INTERRUPTED.format(threads=2, B=400_000).replace("except KeyboardInterrupt", "except ZeroDivisionError")
-    done = run(script)
+    script = INTERRUPTED.format(threads=2, **PROBLEMS["stack"])
+    done = run(script.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
     assert done.returncode == -2
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert "works" not in done.stdout
