@@ -90,7 +90,8 @@ class Compiled:
         if drawn:
             x = q = y = task = None
             place, kept = self._source(source, m - 1, n, K)
-        square, heads = array(R, H, m, m), array(R, H, K, m)
+        shares_v = source.random() < 0.3
+        square, heads = array(R, H, m, m), array(R, H, 1 if shares_v else K, m)
         stacked = array(R, layers, H, m, m)
         prompts, weight = array(R, K, t, m), array(K) if source.random() < 0.5 else None
         of_data = [None, None] if drawn else [array(B, n, m), array(B, m)]
@@ -103,7 +104,7 @@ class Compiled:
             "sizes": [B, n, m, K, t, R, H, layers, 0],
             "strides": [n * m, m, m],
             "factors": [1.0, 1.0, 1.0, 1.0],
-            "flags": [is_gram and not drawn, source.random() < 0.5],
+            "flags": [is_gram and not drawn, source.random() < 0.5, shares_v],
             "inputs": _addresses(inputs),
             "results": _addresses(results),
             "source": place,
