@@ -10,7 +10,7 @@
 // prompt of its own. In the order of tasks, where one sequence is 2 kB and the next one anywhere, the same
 // work takes 1.1 to 1.2 times as long from L3 and 1.3 to 2.5 times from memory.
 //
-// Without tokens, m = 11 on one thread of Zen 4, a sequence takes 18 ns for 25 with sequences in lanes, where
+// Without tokens, m = 11 on one thread of Zen 4, a sequence takes 17 ns for 25 with sequences in lanes, where
 // queries, a, c and e of a tile go through transposes.
 
 template <class T>
@@ -18,7 +18,6 @@ class Columns {
   using V = Vec<T>;
   using L = Tile<T>;
   using Groups = QuadGroups<T>;
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   static constexpr std::int64_t N = V::size;
 
   static constexpr int kRows = V::quads;  // sequences of a group
@@ -31,83 +30,90 @@ class Columns {
         at(plan.record),
         m(plan.problem.m),
         Q(Groups::quads(m)),
-        kept(1 + (P.h != nullptr ? 3 : 2) * Q),
-        has_table(P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)),
         gradients(out.dW || out.dv || out.dh || out.dp),
-        factor(static_cast<T>(plan.problem.scale)) {
-    for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
+        factor(static_cast<T>(plan.problem.scale)),
+        parameters(arena, plan, kAtOnce) {
     const std::int64_t most = plan.tiles * N / kRows;
     W = arena.take<T>(m * 4 * Q);
-    parameters = arena.take<T>(kept * N);
-    table = arena.take<T>(has_table ? P.K * kept * 4 : 0);
     q = arena.take<T>(most * Q * N);
     a = arena.take<T>(most * Q * N);
-    gc = arena.take<T>(most * Q * N);
+    c = arena.take<T>(most * Q * N);
+    sums = arena.take<T>(kAtOnce * plan.quads_of_sums * N);
     targets = arena.take<T>((most + 1) * N);
-    c = arena.take<T>(Q * N);
-    e = arena.take<T>(Q * N);
     scratch = arena.take<T>(2 * Q * N * Tokens<T>::depth(P.n, Tokens<T>::kLeaf));
   }
 
-  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; for_group(Q, first, rows, sums) gets the
-  // sums [quads_of_sums, N] of each group. Returns false when the call is to stop.
-  template <class F>
-  bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, F for_group) {
+  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; by_task.group<Q>(first, rows, sums) gets the
+  // sums [quads_of_sums, N] of each group, and by_task.chunk<Q>() is called after those of a chunk. Returns
+  // false when the call is to stop.
+  template <class S>
+  bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, S& by_task) {
     const std::int64_t step = plan.tiles * N;
     for (first = begin; first < end; first += step) {
       count = std::min(step, end - first);
       groups = (count + kRows - 1) / kRows;
-      if (!chunk<(kWidestColumns + 3) / 4>(block_dW, stop, thread, for_group)) return false;
+      if (!chunk<(kWidestColumns + 3) / 4>(block_dW, stop, thread, by_task)) return false;
     }
     return true;
   }
 
  private:
+  static constexpr std::int64_t kAtOnce = 3;  // groups on their way
+
   // Q quads, or fewer.
-  template <int kQ, class F>
-  bool chunk(double* block_dW, Stop& stop, int thread, F for_group) {
+  template <int kQ, class S>
+  bool chunk(double* block_dW, Stop& stop, int thread, S& by_task) {
     if constexpr (kQ > 1) {
-      if (Q < kQ) return chunk<kQ - 1>(block_dW, stop, thread, for_group);
+      if (Q < kQ) return chunk<kQ - 1>(block_dW, stop, thread, by_task);
     }
-    // Within some 100,000 tokens.
-    const std::int64_t asks_after = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
-    for (std::int64_t i = 0; !W_is_laid_out && i < m; ++i) lay_out<kQ>(P.W + i * m, W + i * 4 * kQ);
+    for (std::int64_t i = 0; !W_is_laid_out && i < m; ++i) {
+      parameters.template lay_out<kQ>(P.W + i * m, W + i * 4 * kQ);
+    }
     W_is_laid_out = true;
     take_targets();
     std::int64_t group = 0;
     for (; group + 2 <= groups; group += 2) project<kQ, 2>(group);
     if (group < groups) project<kQ, 1>(group);
-    // What a group has stored is read after the next one: vectors that were just stored are slow to read by
-    // fours.
-    T sums[2][(1 + 3 * kQ) * N];
-    const auto pass_on = [&](std::int64_t done) {
-      for_group(std::integral_constant<int, kQ>{}, first + done * kRows, rows_of(done), sums[done % 2]);
-    };
-    for (group = 0; group < groups; ++group) {
-      if (group % asks_after == 0 && stop.now(thread)) return false;
-      load_parameters<kQ>(group);
-      if (at.e >= 0) {
-        head<kQ, true>(group, sums[group % 2]);
-      } else {
-        head<kQ, false>(group, sums[group % 2]);
-      }
-      if (group > 0) pass_on(group - 1);
+    if (!(at.e >= 0 ? pass<kQ, true>(stop, thread, by_task) : pass<kQ, false>(stop, thread, by_task))) {
+      return false;
     }
-    pass_on(groups - 1);
+    by_task.template chunk<kQ>();
     for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
     return !stop.now(thread);
   }
 
-  // Columns of a row [m] by quads [kQ, 4]; those that a quad shares with the one before are zero in it. By
-  // fours: a vector is loaded from what was stored so at once, and waits for what was stored by ones.
-  template <int kQ>
-  FASTLIN_INLINE void lay_out(const T* row, T* quads) const {
-    std::memcpy(quads, row, 4 * (kQ - 1) * sizeof(T));
-    Bits last[4];
-    std::memcpy(last, row + m - 4, sizeof(last));
-    for (int i = 0; i < 4; ++i) last[i] &= not_shared[i];
-    std::memcpy(quads + 4 * (kQ - 1), last, sizeof(last));
+  // The tokens of a group, the errors of the one before, the sums of the one before that: none waits for what
+  // was just stored. A sequence takes 17 ns beside its tokens where it took 20. All tokens of a chunk before
+  // all errors would be 15, but nothing comes from memory meanwhile: 1.07 times as long with two tasks and
+  // 1.25 with 10,000, n = 20.
+  template <int kQ, bool kE, class S>
+  bool pass(Stop& stop, int thread, S& by_task) {
+    // Within some 100,000 tokens.
+    const std::int64_t asks_after = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
+    const auto errors = [this](std::int64_t group) {
+      if (rows_of(group) == kRows) {
+        head<kQ, kE, true>(group, sums_of(group));
+      } else {
+        head<kQ, kE, false>(group, sums_of(group));
+      }
+    };
+    const auto pass_on = [&](std::int64_t group) {
+      by_task.template group<kQ>(first + group * kRows, rows_of(group), sums_of(group));
+    };
+    for (std::int64_t group = 0; group < groups; ++group) {
+      if (group % asks_after == 0 && stop.now(thread)) return false;
+      parameters.template take<kQ>(group % kAtOnce, [&](int row) { return task_of(group, row); });
+      context<kQ, kE>(group);
+      if (group > 0) errors(group - 1);
+      if (group > 1) pass_on(group - 2);
+    }
+    errors(groups - 1);
+    if (groups > 1) pass_on(groups - 2);
+    pass_on(groups - 1);
+    return true;
   }
+
+  T* sums_of(std::int64_t group) const { return sums + group % kAtOnce * plan.quads_of_sums * N; }
 
   // Targets, or the gradients that come from above, four times each.
   void take_targets() {
@@ -191,85 +197,6 @@ class Columns {
     row += 4 * kQ;
   }
 
-  // The parameters of the rows' tasks.
-  template <int kQ>
-  void load_parameters(std::int64_t group) {
-    std::int64_t task[kRows];
-    bool same = has_parameters;
-    for (int k = 0; k < kRows; ++k) {
-      task[k] = task_of(group, k);
-      same = same && task[k] == tasks[k];
-    }
-    if (!has_table) ask_for_parameters(group + 2);
-    if (same) return;
-    if (!has_parameters && has_table) make_table<kQ>();
-    has_parameters = true;
-    std::copy_n(task, kRows, tasks);
-    if (!has_table) return make_parameters<kQ>(task);
-    const T* rows[kRows];
-    for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
-    for (std::int64_t j = 0; j < kept; ++j) L::put(parameters, j, V::load_quads(rows, 4 * j));
-  }
-
-  // Many tasks do not leave theirs in a cache near by.
-  void ask_for_parameters(std::int64_t group) const {
-    for (int k = 0; k < kRows; ++k) {
-      const std::int64_t task = task_of(group, k);
-      // Where a row of m = 11 begins and ends; the rest of longer ones comes while these are used.
-      __builtin_prefetch(P.v_of(0, task));
-      __builtin_prefetch(P.v_of(0, task) + m - 1);
-      if (P.p == nullptr) continue;
-      __builtin_prefetch(P.p + task * P.t * m);
-      __builtin_prefetch(P.p + task * P.t * m + m - 1);
-    }
-  }
-
-  // Those of all tasks, a few at a time.
-  template <int kQ>
-  void make_table() {
-    for (std::int64_t first_task = 0; first_task < P.K; first_task += kRows) {
-      std::int64_t task[kRows];
-      for (int k = 0; k < kRows; ++k) task[k] = std::min(first_task + k, P.K - 1);
-      make_parameters<kQ>(task);
-      for (int k = 0; k < kRows; ++k) {
-        for (std::int64_t j = 0; j < kept; ++j) {
-          std::copy_n(parameters + j * N + 4 * k, 4, table + (task[k] * kept + j) * 4);
-        }
-      }
-    }
-  }
-
-  template <int kQ>
-  void make_parameters(const std::int64_t (&task)[kRows]) {
-    typename Groups::Rows prompts{{}, {}, m, P.t, m};
-    T laid[kRows][4 * kQ], shares[kRows][4];
-    const T *rows[kRows], *share_rows[kRows];
-    for (int k = 0; k < kRows; ++k) {
-      rows[k] = laid[k], share_rows[k] = shares[k];
-      lay_out<kQ>(P.v_of(0, task[k]), laid[k]);
-      if (P.p != nullptr) prompts.first[k] = prompts.ahead[k] = P.p + task[k] * P.t * m;
-      const T share = P.has_targets() ? plan.coefficient[task[k]] : T(0);
-      for (int j = 0; j < 4; ++j) shares[k][j] = share;
-    }
-    L::put(parameters, 0, V::load_quads(share_rows, 0));
-    T *v = parameters + N, *base = v + kQ * N, *h = base + kQ * N;
-    load_rows<kQ>(rows, v);
-    if (P.p != nullptr) {
-      Quads<T, false>::template stream<kQ>(prompts, v, nullptr, base, nullptr);
-    } else {
-      L::zero(base, kQ);
-    }
-    if (P.h == nullptr) return;
-    for (int k = 0; k < kRows; ++k) lay_out<kQ>(P.h + task[k] * m, laid[k]);
-    load_rows<kQ>(rows, h);
-  }
-
-  template <int kQ>
-  FASTLIN_INLINE static void load_rows(const T* const (&rows)[kRows], T* to) {
-    FASTLIN_UNROLL
-    for (int j = 0; j < kQ; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
-  }
-
   // The tokens of a group, and those that are read after them.
   typename Groups::Rows tokens_of(std::int64_t group, std::int64_t begin, std::int64_t end) const {
     typename Groups::Rows rows{{}, {}, P.x_row, end - begin, m};
@@ -281,12 +208,24 @@ class Columns {
     return rows;
   }
 
-  // c and e of tokens begin ... end - 1.
+  // c and e of a group, the latter where its sums will be.
+  template <int kQ, bool kE>
+  void context(std::int64_t group) {
+    T *to_c = c + group * kQ * N, *to_e = sums_of(group) + N;
+    if (P.n > 0) {
+      stream<kQ, kE>(group, 0, P.n, to_c, to_e, scratch);
+    } else {  // no tokens, no address
+      L::zero(to_c, kQ);
+      if (kE) L::zero(to_e, kQ);
+    }
+  }
+
+  // The same of tokens begin ... end - 1.
   template <int kQ, bool kE>
   void stream(std::int64_t group, std::int64_t begin, std::int64_t end, T* to_c, T* to_e, T* free) {
     if (end - begin <= Tokens<T>::kLeaf) {
-      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), parameters + N, a + group * kQ * N,
-                                        to_c, to_e);
+      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), parameters.v(group % kAtOnce),
+                                        a + group * kQ * N, to_c, to_e);
       return;
     }
     const std::int64_t middle = Tokens<T>::middle(begin, end);
@@ -296,24 +235,20 @@ class Columns {
     if (kE) L::add(to_e, free + kQ * N, kQ);
   }
 
-  // Predictions and errors of a group: g c, and the sums of its rows.
-  template <int kQ, bool kE>
+  // Predictions and errors of a group: g c, and the sums of its rows, among them those of e, where it is. A
+  // group that is not whole has rows without a sequence.
+  template <int kQ, bool kE, bool kWhole>
   void head(std::int64_t group, T* sums) {
-    if (P.n > 0) {
-      stream<kQ, kE>(group, 0, P.n, c, e, scratch);
-    } else {  // no tokens, no address
-      L::zero(c, kQ);
-      L::zero(e, kQ);
-    }
-    const std::int64_t rows = rows_of(group);
     const T *qs = q + group * kQ * N, *as = a + group * kQ * N;
-    const T *v = parameters + N, *base = v + kQ * N, *h = base + kQ * N;
+    const T *v = parameters.v(group % kAtOnce), *base = parameters.base(group % kAtOnce),
+            *h = parameters.h(group % kAtOnce);
+    T *to_c = c + group * kQ * N, *to = sums + N;
     const V scale = V::broadcast(&factor);
     V cs[kQ], es[kQ];
     FASTLIN_UNROLL
     for (int j = 0; j < kQ; ++j) {
-      cs[j] = L::at(c, j) + L::at(base, j);
-      if (kE) es[j] = L::at(e, j);
+      cs[j] = L::at(to_c, j) + L::at(base, j);
+      if (kE) es[j] = L::at(to, j);
     }
     if (P.see_query) {
       const V with_v = dot<kQ>(qs, v), with_a = dot<kQ>(qs, as);
@@ -323,10 +258,11 @@ class Columns {
         if (kE) es[j] = fma(L::at(qs, j), with_a, es[j]);
       }
     }
-    if (rows < kRows) {
+    if (!kWhole) {
+      FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j) {
-        cs[j] = keep(cs[j], rows);
-        if (kE) es[j] = keep(es[j], rows);
+        cs[j] = keep(cs[j], rows_of(group));
+        if (kE) es[j] = keep(es[j], rows_of(group));
       }
     }
     V attended = L::at(as, 0) * cs[0];
@@ -335,12 +271,11 @@ class Columns {
     V yhat = scale * V::sum_quads(attended);
     if (P.h != nullptr) yhat = fma(V::set(static_cast<T>(P.last_skip)), dot<kQ>(qs, h), yhat);
     if (out.yhat != nullptr) scatter_yhat(group, yhat);
-    const V residual = error(group, rows, yhat, sums);
+    const V residual = error<kWhole>(group, yhat, sums);
     if (!gradients) return;
     const V g = scale * residual;
-    T *to = sums + N, *scaled = gc + group * kQ * N;
     FASTLIN_UNROLL
-    for (int j = 0; j < kQ; ++j) L::put(scaled, j, g * cs[j]);
+    for (int j = 0; j < kQ; ++j) L::put(to_c, j, g * cs[j]);
     if (kE) {
       FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j, to += N) (g * es[j]).store(to);
@@ -365,14 +300,15 @@ class Columns {
   }
 
   // r = dloss/dyhat of the rows; squared errors are the first of the sums.
-  FASTLIN_INLINE V error(std::int64_t group, std::int64_t rows, V yhat, T* sums) const {
+  template <bool kWhole>
+  FASTLIN_INLINE V error(std::int64_t group, V yhat, T* sums) const {
     L::put(sums, 0, V::zero());
     if (!P.has_targets() && P.gy == nullptr) return V::zero();
-    V target = V::load(targets + group * N), share = L::at(parameters, 0);
-    if (rows < kRows) {
-      yhat = keep(yhat, rows);
-      target = keep(target, rows);
-      share = keep(share, rows);
+    V target = V::load(targets + group * N), share = V::load(parameters.share(group % kAtOnce));
+    if (!kWhole) {
+      yhat = keep(yhat, rows_of(group));
+      target = keep(target, rows_of(group));
+      share = keep(share, rows_of(group));
     }
     if (!P.has_targets()) return target;
     const V difference = yhat - target;
@@ -407,7 +343,7 @@ class Columns {
       FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j) sum[i][j] = V::zero();
     }
-    const T *qs = q + quad * N, *scaled = gc;
+    const T *qs = q + quad * N, *scaled = c;
     for (std::int64_t group = 0; group < groups; ++group, qs += kQ * N, scaled += kQ * N) {
       const V here = V::load(qs);
       const V rows[4] = {V::template spread<0>(here), V::template spread<1>(here),
@@ -433,22 +369,16 @@ class Columns {
   const Problem<T>& P;
   const Results<T>& out;
   const Record& at;
-  const std::int64_t m, Q, kept;  // kept: vectors of parameters
-  const bool has_table, gradients;
+  const std::int64_t m, Q;
+  const bool gradients;
   const T factor;                                 // scale
   std::int64_t first = 0, count = 0, groups = 0;  // the chunk: its first sequence, how many, in groups
-  bool W_is_laid_out = false, has_parameters = false;
-  Bits not_shared[4];         // all ones where the last quad does not share its column
-  std::int64_t tasks[kRows];  // of the rows whose parameters are at hand
-  T* W;                       // [m, Q, 4]
-  // Of the rows' tasks, [1 + 2 Q or 3 Q]: the coefficient of the squared errors, v, the prompt's part of c,
-  // h.
-  T* parameters;
-  // [K, as many, 4], made once where tasks are few enough. With t = 50 prompt tokens, which each group would
-  // stream again, n = 50, B = 8192, one thread: 1024 tasks take 2.3 ms with it and 1025 take 3.2 without.
-  T* table;
-  T *q, *a, *gc;  // [groups, Q]
-  T* targets;     // [sequences, 4]
-  T *c, *e;       // [Q]
+  bool W_is_laid_out = false;
+  ColumnParameters<T> parameters;
+  T* W;        // [m, Q, 4]
+  T *q, *a;    // [groups, Q]
+  T* c;        // [groups, Q], then g c
+  T* sums;     // [groups at once, quads_of_sums]
+  T* targets;  // [sequences, 4]
   T* scratch;
 };

@@ -10,6 +10,7 @@ class ColumnsByTask {
   static constexpr std::int64_t kMostQuads = 1 + 3 * ((kWidestColumns + 3) / 4);
   static constexpr std::int64_t kWorthSharing = 1024;  // sequences whose records are added
   static constexpr std::int64_t kTasks = 64;           // that a thread finishes at a time
+  static constexpr int kRows = Vec<T>::quads;
 
  public:
   ColumnsByTask(const Plan<T>& plan, const Results<T>& out, int threads, Stop& stop)
@@ -41,56 +42,123 @@ class ColumnsByTask {
  private:
   using Members = std::vector<std::unique_ptr<Columns<T>>>;
 
-  // Sequences begin ... end - 1, whose dW is added to `block_dW` and whose groups' sums f gets.
-  template <class F>
-  void sequences(std::int64_t begin, std::int64_t end, int thread, double* block_dW, F f) const {
+  // Sequences begin ... end - 1, whose dW is added to `block_dW` and whose sums to `by_task`.
+  template <class S>
+  void sequences(std::int64_t begin, std::int64_t end, int thread, double* block_dW, S&& by_task) const {
     if (stop.now(thread)) return;
-    members[static_cast<std::size_t>(thread)]->run(begin, end, block_dW, stop, thread, f);
+    members[static_cast<std::size_t>(thread)]->run(begin, end, block_dW, stop, thread, by_task);
   }
 
   std::int64_t task(std::int64_t sequence) const { return P.task == nullptr ? 0 : P.task[sequence]; }
 
-  // sum [count, 4] += quads that lie `step` numbers apart. Vectors of the compiler's: it makes single numbers
-  // of the plain loop.
-  template <int kCount>
-  FASTLIN_INLINE static void add_quads(const T* from, std::int64_t step, double* sum) {
+  // sum [count, 4] += quads that lie `step` numbers apart, in the sum's type. Vectors of the compiler's: it
+  // makes single numbers of the plain loop.
+  template <int kCount, class S>
+  FASTLIN_INLINE static void add_quads(const T* from, std::int64_t step, S* sum) {
     using Quad __attribute__((vector_size(4 * sizeof(T)))) = T;
-    using Doubles __attribute__((vector_size(4 * sizeof(double)))) = double;
+    using Sums __attribute__((vector_size(4 * sizeof(S)))) = S;
     FASTLIN_UNROLL
     for (int i = 0; i < kCount; ++i) {
       Quad quad;
-      Doubles total;
+      Sums total;
       std::memcpy(&quad, from + i * step, sizeof(quad));
       std::memcpy(&total, sum + 4 * i, sizeof(total));
-      total += __builtin_convertvector(quad, Doubles);
+      total += __builtin_convertvector(quad, Sums);
       std::memcpy(sum + 4 * i, &total, sizeof(total));
     }
   }
 
+  // Sums [K, quads, 4] of a block's sequences by their tasks, in double. Those of few tasks are added up in T
+  // before, for each chunk, and for each row, if they stay few: what is added to those of the row before
+  // waits for them.
+  class InBlock {
+   public:
+    InBlock(const ColumnsByTask& all, double* sums)
+        : all(all),
+          tasks(all.P.K),
+          quads(all.quads),
+          copies(tasks * kRows <= kFew ? kRows
+                 : tasks <= kFew       ? 1
+                                       : 0),
+          sums(sums) {
+      std::fill_n(few, copies * tasks * quads * 4, T(0));
+    }
+
+    // As many vectors as a record has, of kQ quads each.
+    template <int kQ, int kVectors = 3>
+    FASTLIN_INLINE void group(std::int64_t first, std::int64_t rows, const T* of_group) {
+      if constexpr (kVectors > 0) {
+        if (quads < 1 + kVectors * kQ) return group<kQ, kVectors - 1>(first, rows, of_group);
+      }
+      constexpr int kQuads = 1 + kVectors * kQ;
+      // Stores of quads may be to anything, for all that the compiler knows.
+      const std::int64_t* of_sequence = all.P.task;
+      const std::int64_t of_row = copies > 1 ? tasks : 0;
+      const auto add = [&](auto* to) {
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const std::int64_t task = of_sequence == nullptr ? 0 : of_sequence[first + row];
+          add_quads<kQuads>(of_group + 4 * row, N, to + (row * of_row + task) * kQuads * 4);
+        }
+      };
+      if (copies > 0) {
+        add(few);
+      } else {
+        add(sums);
+      }
+    }
+
+    template <int kQ>
+    void chunk() {
+      const std::int64_t size = tasks * quads * 4;
+      for (std::int64_t i = 0; i < copies * size; i += 4) add_quads<1>(few + i, 4, sums + i % size);
+      std::fill_n(few, copies * size, T(0));
+    }
+
+   private:
+    static constexpr std::int64_t kFew = 32;
+
+    const ColumnsByTask& all;
+    const std::int64_t tasks, quads, copies;
+    double* sums;
+    T few[kFew * kMostQuads * 4];  // [copies, K, quads, 4]
+  };
+
+  // Records [sequences, kept_of_sequence] of those from `begin` on.
+  class BySequence {
+   public:
+    BySequence(const ColumnsByTask& all, std::int64_t begin, T* kept) : all(all), begin(begin), kept(kept) {}
+
+    template <int kQ>
+    void group(std::int64_t first, std::int64_t rows, const T* of_group) {
+      const std::int64_t width = all.plan.kept_of_sequence;
+      T* to = kept + (first - begin) * width;
+      for (std::int64_t row = 0; row < rows; ++row, to += width) all.keep_row(of_group + 4 * row, to);
+    }
+
+    template <int kQ>
+    void chunk() {}
+
+   private:
+    const ColumnsByTask& all;
+    const std::int64_t begin;
+    T* kept;
+  };
+
   bool in_blocks(double* matrices) {
-    const std::int64_t of_rows = plan.sums_of_block, size = of_rows * P.K * quads * 4;
+    const std::int64_t size = P.K * quads * 4;
     const Memory memory = allocate(static_cast<std::size_t>(plan.blocks * size + 1) * sizeof(double));
-    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, of rows, K, quads, 4]
+    double* all = reinterpret_cast<double*>(memory.get());  // [blocks, K, quads, 4]
     for_each_block(plan.blocks, threads, [&](std::int64_t index, int thread) {
       const std::int64_t begin = index * plan.block_size, end = std::min(P.B, begin + plan.block_size);
       double *here = all + index * size, *block_dW = matrices + index * plan.matrices;
       std::fill_n(here, size, 0.0);
       std::fill_n(block_dW, plan.matrices, 0.0);
-      sequences(begin, end, thread, block_dW,
-                [&](auto Q, std::int64_t first, std::int64_t rows, const T* sums) {
-                  constexpr int kQ = decltype(Q)::value;
-                  for (std::int64_t row = 0; row < rows; ++row) {
-                    const T* from = sums + 4 * row;
-                    double* sum = here + ((of_rows > 1 ? row * P.K : 0) + task(first + row)) * quads * 4;
-                    add_quads<1>(from, N, sum);
-                    for (std::int64_t j = 1; j < quads; j += kQ) add_quads<kQ>(from + j * N, N, sum + 4 * j);
-                  }
-                });
+      sequences(begin, end, thread, block_dW, InBlock(*this, here));
     });
     if (stop.now(0)) return false;
     finish([&](std::int64_t k, double* record) {
       double sum[4 * kMostQuads] = {};
-      for (std::int64_t index = 0; index < plan.blocks * of_rows; ++index) {
+      for (std::int64_t index = 0; index < plan.blocks; ++index) {
         const double* from = all + (index * P.K + k) * quads * 4;
         for (std::int64_t i = 0; i < 4 * quads; ++i) sum[i] += from[i];
       }
@@ -118,11 +186,7 @@ class ColumnsByTask {
       const std::int64_t end = std::min(P.B, begin + pass);
       for_each_block((end - begin + step - 1) / step, threads, [&](std::int64_t index, int thread) {
         const std::int64_t from = begin + index * step, until = std::min(end, from + step);
-        sequences(from, until, thread, matrices + index * plan.matrices,
-                  [&](auto, std::int64_t first, std::int64_t rows, const T* sums) {
-                    T* to = kept + (first - begin) * width;
-                    for (std::int64_t k = 0; k < rows; ++k, to += width, sums += 4) keep_row(sums, to);
-                  });
+        sequences(from, until, thread, matrices + index * plan.matrices, BySequence(*this, begin, kept));
       });
       if (stop.now(0)) return false;
       // Each part has some of the tasks, and finds their sequences.

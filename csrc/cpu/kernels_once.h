@@ -20,6 +20,7 @@
 #include "cpu/trials-inl.h"
 #include "cpu/attention-inl.h"
 #include "cpu/workers-inl.h"
+#include "cpu/columns_parameters-inl.h"
 #include "cpu/columns-inl.h"
 #include "cpu/columns_by_task-inl.h"
 #include "cpu/fill-inl.h"

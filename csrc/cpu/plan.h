@@ -129,12 +129,11 @@ struct Plan {
   std::int64_t matrices;       // size of the sums over all tasks: dW, dA, dC
   std::int64_t block_size = 0, blocks = 0, tiles = 1;
   std::int64_t trials_at_once = 1, tiles_at_once = 1;
-  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, and how
-  // many of each, or else how many numbers are kept of a sequence, and of how many sequences of each block at
-  // a time.
+  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, or else how
+  // many numbers are kept of a sequence, and of how many sequences of each block at a time.
   std::int64_t quads_of_sums = 0;
   bool sums_by_block = true;
-  std::int64_t sums_of_block = 1, kept_of_sequence = 0, sequences_at_once = 0;
+  std::int64_t kept_of_sequence = 0, sequences_at_once = 0;
 
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
@@ -196,20 +195,16 @@ struct Plan {
   static constexpr std::int64_t kKeptBytes = 2 << 20;  // of sequences' records, while they are in the cache
   static constexpr std::int64_t kSumsBytes = 8 << 20;  // of all blocks' sums of all tasks
 
-  // `rows` sequences are a group. In a block that has sums of all tasks each row has its own of few tasks:
-  // what is added to those of the row before waits for them. The sums of many would not fit a cache near by.
+  // `rows` sequences are a group.
   void plan_columns(std::int64_t rows) {
-    constexpr std::int64_t kTasksOfRows = 8;
     const Problem<T>& P = problem;
     const std::int64_t vectors = (record.e >= 0 ? 1 : 0) + (record.a >= 0 ? 1 : 0) + (record.q >= 0 ? 1 : 0);
     quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
-    sums_of_block = P.K <= kTasksOfRows ? rows : 1;
     // Of a batch that is not small, the sums of a task in a block have eight sequences or more, on average.
-    const std::int64_t sums = std::max<std::int64_t>(blocks, 1) * sums_of_block;
     const std::int64_t bytes_of_sums = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(double));
+    const std::int64_t some = std::max<std::int64_t>(blocks, 1);
     sums_by_block =
-        P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * std::max<std::int64_t>(blocks, 1)),
-                        kSumsBytes / (sums * bytes_of_sums));
+        P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * some), kSumsBytes / (some * bytes_of_sums));
     // Whole quads of two, and, where that is less than a block, a part of each that is made of chunks or
     // small.
     kept_of_sequence = (record.width + 7) / 8 * 8;

@@ -113,6 +113,8 @@ def test_streamed_widths_and_lengths(m, n, instruction_set):
     [
         ("prompt_loss", {"B": 70, "K": 2, "t": 1}, {}),
         ("prompt_loss", {"B": 1000, "K": 3, "t": 2}, {"see_query": True, "weight": [0.5, 1.5, 2.0]}),
+        ("prompt_loss", {"B": 1000, "K": 20, "t": 1}, {}),
+        ("prompt_loss", {"B": 1000, "K": 50, "t": 2}, {"see_query": True}),
         ("prompt_loss", {"B": 1000, "K": 300, "t": 1}, {"see_query": True, "weight": [0.5, 1.5, 2.0] * 100}),
         ("prompt_loss", {"B": 1000, "K": 100, "t": 2, "shared_head": True}, {}),
         ("prompt_loss", {"B": 33, "K": None, "t": None}, {"see_query": True}),
@@ -121,7 +123,19 @@ def test_streamed_widths_and_lengths(m, n, instruction_set):
         ("stack_loss", {"B": 67, "K": 1, "t": 1, "L": 1}, {"first_skip": True}),
         ("stack_loss", {"B": 1000, "K": 90, "t": 1, "L": 1}, {"first_skip": True}),
     ],
-    ids=["loss", "blocks", "tasks", "shared", "one task", "predict", "predict tasks", "skip", "skip tasks"],
+    ids=[
+        "loss",
+        "blocks",
+        "some tasks",
+        "more tasks",
+        "tasks",
+        "shared",
+        "one task",
+        "predict",
+        "predict tasks",
+        "skip",
+        "skip tasks",
+    ],
 )
 def test_columns_in_lanes(op, sizes, options, m, instruction_set):
     """Groups of several tasks, whole or not, in several chunks and blocks, few tasks or many, columns that overlap."""
@@ -139,6 +153,16 @@ def test_columns_in_lanes(op, sizes, options, m, instruction_set):
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
     assert_within_budget(results(single, backend="cpu"), results(single, backend="eager"), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+@pytest.mark.parametrize("K", [2, 40, 2000])
+def test_tasks_in_order(K, dtype, instruction_set):
+    """Groups that follow each other have the same tasks, but for a few, across chunks too."""
+    case = make("prompt_loss", B=1000, K=K, t=3, m=7, n=4, dtype=dtype)
+    case = replace(case, task=torch.arange(1000) // 70 * (K - 1) // 14)
+    exact, found = results(case.to(DOUBLE), fl.reference), results(case, backend="cpu")
+    assert_within_budget(found, results(case, backend="eager"), exact)
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])

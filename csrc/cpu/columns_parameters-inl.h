@@ -1,0 +1,167 @@
+// What the tasks of the rows bring to a group with columns in lanes (columns-inl.h): vectors of the
+// coefficient of the squared errors, 1, v, Q, the prompt's part of c, Q, and h, Q, where there is one.
+//
+// Of few tasks, every combination that a group's rows can have is made once: two tasks have 16 in four rows.
+// Of more, those of a task are made once, and put together for each group; of many, they are made for it.
+
+template <class T>
+class ColumnParameters {
+  using V = Vec<T>;
+  using L = Tile<T>;
+  using Groups = QuadGroups<T>;
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  static constexpr std::int64_t N = V::size;
+  static constexpr int kRows = V::quads;
+  static constexpr std::int64_t kMostCombinations = 32;  // 14 kB at m = 11
+
+ public:
+  // Those of `groups` groups, number 0, 1, ..., are at hand at a time.
+  ColumnParameters(Arena& arena, const Plan<T>& plan, std::int64_t groups)
+      : plan(plan),
+        P(plan.problem),
+        m(P.m),
+        Q(Groups::quads(m)),
+        kept(1 + (P.h != nullptr ? 3 : 2) * Q),
+        combinations(combinations_of(P.K)),
+        has_table(combinations == 0 && P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)) {
+    for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
+    table = arena.take<T>(combinations > 0 ? combinations * kept * N : has_table ? P.K * kept * 4 : 0);
+    made = arena.take<T>(combinations > 0 ? 0 : groups * kept * N);
+    of_group = arena.take<const T*>(groups);
+    std::fill_n(latest_tasks, kRows, std::int64_t(-1));
+  }
+
+  const T* share(std::int64_t group) const { return of_group[group]; }
+  const T* v(std::int64_t group) const { return share(group) + N; }
+  const T* base(std::int64_t group) const { return share(group) + (1 + Q) * N; }
+  const T* h(std::int64_t group) const { return share(group) + (1 + 2 * Q) * N; }
+
+  // Makes those of a group. task_of(row) is the task of a row, or, from kRows on, of one in a later group.
+  template <int kQ, class F>
+  FASTLIN_INLINE void take(std::int64_t group, F task_of) {
+    if (!is_ready) make_table<kQ>();
+    is_ready = true;
+    const T*& here = of_group[group];
+    std::int64_t task[kRows];
+    for (int k = 0; k < kRows; ++k) task[k] = task_of(k);
+    if (combinations > 0) {
+      std::int64_t combination = 0;
+      for (int k = 0; k < kRows; ++k) combination = combination * P.K + task[k];
+      here = table + combination * kept * N;
+      return;
+    }
+    T* to = made + group * kept * N;
+    here = to;
+    if (has_table) {
+      const T* rows[kRows];
+      for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
+      for (std::int64_t j = 0; j < kept; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
+    } else {
+      for (int k = 0; k < kRows; ++k) ask_for(task_of(2 * kRows + k));
+      if (!std::equal(task, task + kRows, latest_tasks)) {
+        make<kQ>(task, to);
+      } else if (latest != to) {
+        std::copy_n(latest, kept * N, to);
+      }
+      std::copy_n(task, kRows, latest_tasks);
+      latest = to;
+    }
+  }
+
+  // Columns of a row [m] by quads [kQ, 4]; those that a quad shares with the one before are zero in it. By
+  // fours: a vector is loaded from what was stored so at once, and waits for what was stored by ones.
+  template <int kQ>
+  FASTLIN_INLINE void lay_out(const T* row, T* quads) const {
+    std::memcpy(quads, row, 4 * (kQ - 1) * sizeof(T));
+    Bits last[4];
+    std::memcpy(last, row + m - 4, sizeof(last));
+    for (int i = 0; i < 4; ++i) last[i] &= not_shared[i];
+    std::memcpy(quads + 4 * (kQ - 1), last, sizeof(last));
+  }
+
+ private:
+  // K tasks in each row, or 0 where that is more than a few.
+  static std::int64_t combinations_of(std::int64_t K) {
+    std::int64_t count = 1;
+    for (int k = 0; k < kRows; ++k) {
+      if (count > kMostCombinations / K) return 0;
+      count *= K;
+    }
+    return count;
+  }
+
+  // Many tasks do not leave theirs in a cache near by.
+  void ask_for(std::int64_t task) const {
+    // Where a row of m = 11 begins and ends; the rest of longer ones comes while these are used.
+    __builtin_prefetch(P.v_of(0, task));
+    __builtin_prefetch(P.v_of(0, task) + m - 1);
+    if (P.p == nullptr) return;
+    __builtin_prefetch(P.p + task * P.t * m);
+    __builtin_prefetch(P.p + task * P.t * m + m - 1);
+  }
+
+  // The table, if there is one.
+  template <int kQ>
+  void make_table() {
+    std::int64_t task[kRows];
+    for (std::int64_t i = 0; i < combinations; ++i) {
+      for (std::int64_t k = kRows - 1, rest = i; k >= 0; --k, rest /= P.K) task[k] = rest % P.K;
+      make<kQ>(task, table + i * kept * N);
+    }
+    for (std::int64_t first = 0; has_table && first < P.K; first += kRows) {
+      for (int k = 0; k < kRows; ++k) task[k] = std::min(first + k, P.K - 1);
+      make<kQ>(task, made);
+      for (int k = 0; k < kRows; ++k) {
+        for (std::int64_t j = 0; j < kept; ++j) {
+          std::copy_n(made + j * N + 4 * k, 4, table + (task[k] * kept + j) * 4);
+        }
+      }
+    }
+  }
+
+  template <int kQ>
+  void make(const std::int64_t (&task)[kRows], T* to) const {
+    typename Groups::Rows prompts{{}, {}, m, P.t, m};
+    T laid[kRows][4 * kQ], shares[kRows][4];
+    const T *rows[kRows], *share_rows[kRows];
+    for (int k = 0; k < kRows; ++k) {
+      rows[k] = laid[k], share_rows[k] = shares[k];
+      lay_out<kQ>(P.v_of(0, task[k]), laid[k]);
+      if (P.p != nullptr) prompts.first[k] = prompts.ahead[k] = P.p + task[k] * P.t * m;
+      const T share = P.has_targets() ? plan.coefficient[task[k]] : T(0);
+      for (int j = 0; j < 4; ++j) shares[k][j] = share;
+    }
+    L::put(to, 0, V::load_quads(share_rows, 0));
+    T *v = to + N, *base = v + kQ * N, *h = base + kQ * N;
+    load_rows<kQ>(rows, v);
+    if (P.p != nullptr) {
+      Quads<T, false>::template stream<kQ>(prompts, v, nullptr, base, nullptr);
+    } else {
+      L::zero(base, kQ);
+    }
+    if (P.h == nullptr) return;
+    for (int k = 0; k < kRows; ++k) lay_out<kQ>(P.h + task[k] * m, laid[k]);
+    load_rows<kQ>(rows, h);
+  }
+
+  template <int kQ>
+  FASTLIN_INLINE static void load_rows(const T* const (&rows)[kRows], T* to) {
+    FASTLIN_UNROLL
+    for (int j = 0; j < kQ; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
+  }
+
+  const Plan<T>& plan;
+  const Problem<T>& P;
+  const std::int64_t m, Q, kept;  // kept: vectors of a group
+  const std::int64_t combinations;
+  const bool has_table;
+  bool is_ready = false;
+  Bits not_shared[4];  // all ones where the last quad does not share its column
+  // [combinations, kept, N] or [K, kept, 4]. With t = 50 prompt tokens, which each group would stream again,
+  // n = 50, B = 8192, one thread: 1024 tasks take 2.3 ms with it and 1025 take 3.2 without.
+  T* table;
+  T* made;             // [groups, kept, N]
+  const T** of_group;  // [groups]
+  const T* latest = nullptr;
+  std::int64_t latest_tasks[kRows];  // of the latest that were made
+};
