@@ -32,7 +32,7 @@ class Columns {
         Q(Groups::quads(m)),
         gradients(out.dW || out.dv || out.dh || out.dp),
         factor(static_cast<T>(plan.problem.scale)),
-        parameters(arena, plan, kAtOnce) {
+        parameters(arena, plan) {
     const std::int64_t most = plan.tiles * N / kRows;
     W = arena.take<T>(m * 4 * Q);
     q = arena.take<T>(most * Q * N);
@@ -44,7 +44,7 @@ class Columns {
   }
 
   // Sequences begin ... end - 1: dW is added to block_dW [m, m]; by_task.group<Q>(first, rows, sums) gets the
-  // sums [quads_of_sums, N] of each group, and by_task.chunk<Q>() is called after those of a chunk. Returns
+  // sums [quads_of_sums, N] of each group, and by_task.end_chunk() is called after those of a chunk. Returns
   // false when the call is to stop.
   template <class S>
   bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, S& by_task) {
@@ -58,7 +58,7 @@ class Columns {
   }
 
  private:
-  static constexpr std::int64_t kAtOnce = 3;  // groups on their way
+  static constexpr std::int64_t kAtOnce = ColumnParameters<T>::kAtOnce;  // groups on their way
 
   // Q quads, or fewer.
   template <int kQ, class S>
@@ -77,24 +77,24 @@ class Columns {
     if (!(at.e >= 0 ? pass<kQ, true>(stop, thread, by_task) : pass<kQ, false>(stop, thread, by_task))) {
       return false;
     }
-    by_task.template chunk<kQ>();
+    by_task.end_chunk();
     for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
     return !stop.now(thread);
   }
 
   // The tokens of a group, the errors of the one before, the sums of the one before that: none waits for what
-  // was just stored. A sequence takes 17 ns beside its tokens where it took 20. All tokens of a chunk before
-  // all errors would be 15, but nothing comes from memory meanwhile: 1.07 times as long with two tasks and
-  // 1.25 with 10,000, n = 20.
+  // was just stored. A sequence takes 17 ns beside its tokens, and 20 with one group at a time. All tokens of
+  // a chunk before all errors would be 15, but nothing comes from memory meanwhile: 1.07 times as long with
+  // two tasks and 1.25 with 10,000, n = 20.
   template <int kQ, bool kE, class S>
   bool pass(Stop& stop, int thread, S& by_task) {
     // Within some 100,000 tokens.
     const std::int64_t asks_after = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
     const auto errors = [this](std::int64_t group) {
       if (rows_of(group) == kRows) {
-        head<kQ, kE, true>(group, sums_of(group));
+        head<kQ, kE, true>(group);
       } else {
-        head<kQ, kE, false>(group, sums_of(group));
+        head<kQ, kE, false>(group);
       }
     };
     const auto pass_on = [&](std::int64_t group) {
@@ -102,7 +102,7 @@ class Columns {
     };
     for (std::int64_t group = 0; group < groups; ++group) {
       if (group % asks_after == 0 && stop.now(thread)) return false;
-      parameters.template take<kQ>(group % kAtOnce, [&](int row) { return task_of(group, row); });
+      parameters.template take<kQ>(group, [&](int row) { return task_of(group, row); });
       context<kQ, kE>(group);
       if (group > 0) errors(group - 1);
       if (group > 1) pass_on(group - 2);
@@ -224,8 +224,8 @@ class Columns {
   template <int kQ, bool kE>
   void stream(std::int64_t group, std::int64_t begin, std::int64_t end, T* to_c, T* to_e, T* free) {
     if (end - begin <= Tokens<T>::kLeaf) {
-      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), parameters.v(group % kAtOnce),
-                                        a + group * kQ * N, to_c, to_e);
+      Quads<T, kE>::template stream<kQ>(tokens_of(group, begin, end), parameters.v(group), a + group * kQ * N,
+                                        to_c, to_e);
       return;
     }
     const std::int64_t middle = Tokens<T>::middle(begin, end);
@@ -238,11 +238,10 @@ class Columns {
   // Predictions and errors of a group: g c, and the sums of its rows, among them those of e, where it is. A
   // group that is not whole has rows without a sequence.
   template <int kQ, bool kE, bool kWhole>
-  void head(std::int64_t group, T* sums) {
+  void head(std::int64_t group) {
     const T *qs = q + group * kQ * N, *as = a + group * kQ * N;
-    const T *v = parameters.v(group % kAtOnce), *base = parameters.base(group % kAtOnce),
-            *h = parameters.h(group % kAtOnce);
-    T *to_c = c + group * kQ * N, *to = sums + N;
+    const T *v = parameters.v(group), *base = parameters.base(group), *h = parameters.h(group);
+    T *to_c = c + group * kQ * N, *to = sums_of(group) + N;
     const V scale = V::broadcast(&factor);
     V cs[kQ], es[kQ];
     FASTLIN_UNROLL
@@ -271,7 +270,7 @@ class Columns {
     V yhat = scale * V::sum_quads(attended);
     if (P.h != nullptr) yhat = fma(V::set(static_cast<T>(P.last_skip)), dot<kQ>(qs, h), yhat);
     if (out.yhat != nullptr) scatter_yhat(group, yhat);
-    const V residual = error<kWhole>(group, yhat, sums);
+    const V residual = error<kWhole>(group, yhat);
     if (!gradients) return;
     const V g = scale * residual;
     FASTLIN_UNROLL
@@ -301,10 +300,11 @@ class Columns {
 
   // r = dloss/dyhat of the rows; squared errors are the first of the sums.
   template <bool kWhole>
-  FASTLIN_INLINE V error(std::int64_t group, V yhat, T* sums) const {
-    L::put(sums, 0, V::zero());
+  FASTLIN_INLINE V error(std::int64_t group, V yhat) const {
+    T* squares = sums_of(group);
+    L::put(squares, 0, V::zero());
     if (!P.has_targets() && P.gy == nullptr) return V::zero();
-    V target = V::load(targets + group * N), share = V::load(parameters.share(group % kAtOnce));
+    V target = V::load(targets + group * N), share = V::load(parameters.share(group));
     if (!kWhole) {
       yhat = keep(yhat, rows_of(group));
       target = keep(target, rows_of(group));
@@ -312,7 +312,7 @@ class Columns {
     }
     if (!P.has_targets()) return target;
     const V difference = yhat - target;
-    L::put(sums, 0, difference * difference);
+    L::put(squares, 0, difference * difference);
     return (difference + difference) * share;
   }
 

@@ -1,8 +1,8 @@
 // What the tasks of the rows bring to a group with columns in lanes (columns-inl.h): vectors of the
 // coefficient of the squared errors, 1, v, Q, the prompt's part of c, Q, and h, Q, where there is one.
 //
-// Of few tasks, every combination that a group's rows can have is made once: two tasks have 16 in four rows.
-// Of more, those of a task are made once, and put together for each group; of many, they are made for it.
+// Those of a task are made once, unless tasks are many, and put together for each group. Where few tasks make
+// few combinations in a group's rows, these are put together once: two tasks have 16 in four rows.
 
 template <class T>
 class ColumnParameters {
@@ -12,60 +12,57 @@ class ColumnParameters {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   static constexpr std::int64_t N = V::size;
   static constexpr int kRows = V::quads;
-  static constexpr std::int64_t kMostCombinations = 32;  // 14 kB at m = 11
+  static constexpr std::int64_t kMostCombinations = 32;  // 7 kB for two tasks and m = 11
 
  public:
-  // Those of `groups` groups, number 0, 1, ..., are at hand at a time.
-  ColumnParameters(Arena& arena, const Plan<T>& plan, std::int64_t groups)
+  static constexpr std::int64_t kAtOnce = 3;  // groups whose vectors are kept
+
+  ColumnParameters(Arena& arena, const Plan<T>& plan)
       : plan(plan),
         P(plan.problem),
         m(P.m),
         Q(Groups::quads(m)),
         kept(1 + (P.h != nullptr ? 3 : 2) * Q),
-        combinations(combinations_of(P.K)),
-        has_table(combinations == 0 && P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)) {
+        has_table(P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)),
+        combinations(combinations_of(P.K, std::min(kMostCombinations, P.B))) {
     for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
-    table = arena.take<T>(combinations > 0 ? combinations * kept * N : has_table ? P.K * kept * 4 : 0);
-    made = arena.take<T>(combinations > 0 ? 0 : groups * kept * N);
-    of_group = arena.take<const T*>(groups);
+    table = arena.take<T>(has_table ? P.K * kept * 4 : 0);
+    combined = arena.take<T>(combinations * kept * N);
+    made = arena.take<T>(kAtOnce * kept * N);
     std::fill_n(latest_tasks, kRows, std::int64_t(-1));
   }
 
-  const T* share(std::int64_t group) const { return of_group[group]; }
+  // Of the latest groups.
+  const T* share(std::int64_t group) const { return of_group[group % kAtOnce]; }
   const T* v(std::int64_t group) const { return share(group) + N; }
   const T* base(std::int64_t group) const { return share(group) + (1 + Q) * N; }
   const T* h(std::int64_t group) const { return share(group) + (1 + 2 * Q) * N; }
 
-  // Makes those of a group. task_of(row) is the task of a row, or, from kRows on, of one in a later group.
+  // On to a group. task_of(row) is the task of a row, or, from kRows on, of one in a later group.
   template <int kQ, class F>
   FASTLIN_INLINE void take(std::int64_t group, F task_of) {
     if (!is_ready) make_table<kQ>();
     is_ready = true;
-    const T*& here = of_group[group];
     std::int64_t task[kRows];
     for (int k = 0; k < kRows; ++k) task[k] = task_of(k);
+    const std::int64_t slot = group % kAtOnce;
     if (combinations > 0) {
       std::int64_t combination = 0;
       for (int k = 0; k < kRows; ++k) combination = combination * P.K + task[k];
-      here = table + combination * kept * N;
+      of_group[slot] = combined + combination * kept * N;
       return;
     }
-    T* to = made + group * kept * N;
-    here = to;
-    if (has_table) {
-      const T* rows[kRows];
-      for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
-      for (std::int64_t j = 0; j < kept; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
-    } else {
-      for (int k = 0; k < kRows; ++k) ask_for(task_of(2 * kRows + k));
-      if (!std::equal(task, task + kRows, latest_tasks)) {
-        make<kQ>(task, to);
-      } else if (latest != to) {
-        std::copy_n(latest, kept * N, to);
-      }
-      std::copy_n(task, kRows, latest_tasks);
-      latest = to;
+    T* to = made + slot * kept * N;
+    of_group[slot] = to;
+    if (has_table) return gather(task, to);
+    for (int k = 0; k < kRows; ++k) ask_for(task_of(2 * kRows + k));
+    if (!std::equal(task, task + kRows, latest_tasks)) {
+      make<kQ>(task, to);
+    } else if (latest != to) {
+      std::copy_n(latest, kept * N, to);
     }
+    std::copy_n(task, kRows, latest_tasks);
+    latest = to;
   }
 
   // Columns of a row [m] by quads [kQ, 4]; those that a quad shares with the one before are zero in it. By
@@ -80,11 +77,11 @@ class ColumnParameters {
   }
 
  private:
-  // K tasks in each row, or 0 where that is more than a few.
-  static std::int64_t combinations_of(std::int64_t K) {
+  // K tasks in each row, or 0 where that is more than `most`.
+  static std::int64_t combinations_of(std::int64_t K, std::int64_t most) {
     std::int64_t count = 1;
     for (int k = 0; k < kRows; ++k) {
-      if (count > kMostCombinations / K) return 0;
+      if (count > most / K) return 0;
       count *= K;
     }
     return count;
@@ -100,14 +97,10 @@ class ColumnParameters {
     __builtin_prefetch(P.p + task * P.t * m + m - 1);
   }
 
-  // The table, if there is one.
+  // The table, if there is one, and the combinations, if there are any.
   template <int kQ>
   void make_table() {
     std::int64_t task[kRows];
-    for (std::int64_t i = 0; i < combinations; ++i) {
-      for (std::int64_t k = kRows - 1, rest = i; k >= 0; --k, rest /= P.K) task[k] = rest % P.K;
-      make<kQ>(task, table + i * kept * N);
-    }
     for (std::int64_t first = 0; has_table && first < P.K; first += kRows) {
       for (int k = 0; k < kRows; ++k) task[k] = std::min(first + k, P.K - 1);
       make<kQ>(task, made);
@@ -117,6 +110,17 @@ class ColumnParameters {
         }
       }
     }
+    for (std::int64_t i = 0; i < combinations; ++i) {
+      for (std::int64_t k = kRows - 1, rest = i; k >= 0; --k, rest /= P.K) task[k] = rest % P.K;
+      gather(task, combined + i * kept * N);
+    }
+  }
+
+  // Vectors [kept] of the rows' tasks, from the table.
+  FASTLIN_INLINE void gather(const std::int64_t (&task)[kRows], T* to) const {
+    const T* rows[kRows];
+    for (int k = 0; k < kRows; ++k) rows[k] = table + task[k] * 4 * kept;
+    for (std::int64_t j = 0; j < kept; ++j) L::put(to, j, V::load_quads(rows, 4 * j));
   }
 
   template <int kQ>
@@ -153,15 +157,16 @@ class ColumnParameters {
   const Plan<T>& plan;
   const Problem<T>& P;
   const std::int64_t m, Q, kept;  // kept: vectors of a group
-  const std::int64_t combinations;
   const bool has_table;
+  const std::int64_t combinations;
   bool is_ready = false;
   Bits not_shared[4];  // all ones where the last quad does not share its column
-  // [combinations, kept, N] or [K, kept, 4]. With t = 50 prompt tokens, which each group would stream again,
-  // n = 50, B = 8192, one thread: 1024 tasks take 2.3 ms with it and 1025 take 3.2 without.
+  // [K, kept, 4]. With t = 50 prompt tokens, which each group would stream again, n = 50, B = 8192, one
+  // thread: 1024 tasks take 2.3 ms with it and 1025 take 3.2 without.
   T* table;
-  T* made;             // [groups, kept, N]
-  const T** of_group;  // [groups]
-  const T* latest = nullptr;
-  std::int64_t latest_tasks[kRows];  // of the latest that were made
+  T* combined;  // [combinations, kept, N]
+  T* made;      // [groups at once, kept, N]
+  const T* of_group[kAtOnce];
+  const T* latest = nullptr;  // that were made without a table
+  std::int64_t latest_tasks[kRows];
 };

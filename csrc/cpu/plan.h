@@ -113,7 +113,8 @@ struct Plan {
   static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
   static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
-  static constexpr std::int64_t kChunk = 256;  // sequences over which dW is summed before lanes are added up
+  // Sequences over which dW, and the sums of very few tasks, are added up in T before they become doubles.
+  static constexpr std::int64_t kChunk = 256;
 
   static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
   static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
