@@ -110,7 +110,7 @@ class ColumnsByTask {
     }
 
    private:
-    static constexpr std::int64_t kMost = 32;  // sums of tasks and rows: 4 kB for two tasks and m = 11
+    static constexpr std::int64_t kMost = 32;  // sums of tasks and rows: 3.6 kB at m = 11
 
     const ColumnsByTask& all;
     const std::int64_t quads, copies;

@@ -203,15 +203,15 @@ struct Plan {
     quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
     // Of a batch that is not small, the sums of a task in a block have eight sequences or more, on average.
     const std::int64_t bytes_of_sums = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(double));
-    const std::int64_t some = std::max<std::int64_t>(blocks, 1);
-    sums_by_block =
-        P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * some), kSumsBytes / (some * bytes_of_sums));
+    const std::int64_t divided = std::max<std::int64_t>(blocks, 1);  // an empty batch has no block
+    sums_by_block = P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * divided),
+                                    kSumsBytes / (divided * bytes_of_sums));
     // Whole quads of two, and, where that is less than a block, a part of each that is made of chunks or
     // small.
     kept_of_sequence = (record.width + 7) / 8 * 8;
     const std::int64_t bytes =
         std::max<std::int64_t>(kept_of_sequence, 1) * static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t fit = kKeptBytes / (bytes * std::max<std::int64_t>(blocks, 1));
+    const std::int64_t fit = kKeptBytes / (bytes * divided);
     const std::int64_t whole = fit >= kChunk ? kChunk : 4 * rows;
     sequences_at_once = std::min(block_size, std::max(fit / whole * whole, whole));
   }
