@@ -60,13 +60,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(SOURCES)
 
+# --no-compile: Python compiles what it imports, where pip would compile all of torch, scipy and the rest.
 # pip before 25.3 hands PIP_CONSTRAINT to the isolated build environment, later ones PIP_BUILD_CONSTRAINT.
 $(INSTALLED): export PIP_CONSTRAINT := $(CONSTRAINTS)
 $(INSTALLED): export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
 $(INSTALLED): export FASTLIN_WERROR := 1
 $(INSTALLED): pyproject.toml setup.py constraints.txt fastlin/_version.py csrc/cuda/nvcc.py $(SOURCES)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
