@@ -7,21 +7,29 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 
 # Threads that wait for each other sleep, for the sake of a core that is busy: tests run two at a time. Spinning, eager
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
-reproduce test gpu-check: export OMP_WAIT_POLICY := passive
+reproduce test test-all gpu-check: export OMP_WAIT_POLICY := passive
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --durations 20
 
-.PHONY: reproduce test next-triton bench bench-readme docs wheel gpu-check lint format clean
+.PHONY: reproduce test test-all next-triton bench bench-readme docs wheel gpu-check lint format clean
 
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
 
+# Minutes: before every commit. tests/selection.py says what it leaves to test-all.
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --cov=fastlin --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) -m "not long"
 
-# The kernels by the newest triton, beside the one that torch's CUDA wheels have: it lies in a folder of its own.
-next-triton: export FASTLIN_NEXT_TRITON := $(abspath .venv/next-triton-$(NEXT_TRITON))
+# Everything, with coverage, then Triton's tests with its newest version.
+test-all: $(INSTALLED)
+	$(PYTEST) --cov=fastlin --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(MAKE) next-triton
+
+# torch's CUDA wheels have an older triton; this one lies in a folder that comes before it on the path.
+next-triton: export PYTHONPATH := $(abspath .venv/next-triton-$(NEXT_TRITON))
 next-triton: $(INSTALLED)
-	test -d $(FASTLIN_NEXT_TRITON) || $(BIN)/pip install --no-deps --target $(FASTLIN_NEXT_TRITON) triton==$(NEXT_TRITON)
-	$(BIN)/pytest -n 2 tests/triton -k next_triton
+	test -d $(PYTHONPATH) || $(BIN)/pip install --no-deps --target $(PYTHONPATH) triton==$(NEXT_TRITON)
+	$(PYTEST) tests/triton -m "not long"
+	$(PYTEST) tests/triton/test_compiled.py -k default
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu

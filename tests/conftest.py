@@ -1,13 +1,27 @@
 import functools
+import importlib.metadata
 import signal
 
 import pytest
 import torch
 from cuda import emulation
 from helpers import INSTRUCTION_SETS, poisoned
+from selection import mark_long
 
 from fastlin import backends, validation
 from fastlin.backends import cpu, cuda
+
+
+def pytest_report_header():
+    """Which triton is tested: `make test-all` runs two."""
+    try:
+        return f"triton {importlib.metadata.version('triton')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "triton is not installed"
+
+
+def pytest_collection_modifyitems(items):
+    mark_long(items)
 
 
 def pytest_runtest_setup(item):

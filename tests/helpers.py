@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,11 +23,10 @@ LOSSES = ("prompt_loss", "stack_loss", "gram_loss", "gram_stack_loss")
 PREDICTIONS = ("predict", "stack_predict")
 FORMS = {"plain": {}, "R": {"R": 3}, "R=1": {"R": 1}, "RH": {"R": 2, "H": 2}, "1H": {"R": 1, "H": 3}}
 """Trials and heads that a call may have."""
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is first imported, which is later
 TRITON_DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
-"""Where Triton's kernels run: on the CPU in its interpreter, else on a GPU."""
-NEXT_TRITON = os.environ.get("FASTLIN_NEXT_TRITON")
-"""A folder with a newer triton than the one that is installed: `make next-triton` makes one, and tests it."""
-needs_next_triton = pytest.mark.skipif(not NEXT_TRITON, reason="FASTLIN_NEXT_TRITON names no folder with triton")
+"""Where Triton's kernels run: in its interpreter on the CPU where there is no GPU."""
 
 
 @dataclass(frozen=True)

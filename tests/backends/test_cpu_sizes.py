@@ -195,14 +195,6 @@ def gentle(op, n, m, t, H, **_):
     return (n + 1) ** 0.5 / (H * (n**0.5 + m**0.5 + (t or 0) + 1) ** 2) if "stack" in op else 0.7
 
 
-def test_every_size_is_there():
-    for path in ("streamed", "gram", "stack"):
-        own = [sizes for p, _, sizes in SAMPLES if p == path]
-        wants = {"m": WIDTHS, "B": BATCHES, "n": LENGTHS, "R": TRIALS, "H": FEW, "L": FEW[path == "stack" :]}
-        for name, values in wants.items():
-            assert {sizes[name] for sizes in own} >= set(values), (path, name)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
 @pytest.mark.parametrize("m", WIDTHS)
 def test_gram(m, dtype, instruction_set):

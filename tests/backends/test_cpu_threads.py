@@ -1,9 +1,7 @@
-"""Threads of torch, threads of Python, and Ctrl-C."""
+"""Threads of torch and threads of Python."""
 
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -61,7 +59,7 @@ def test_same_bits_of_gram_and_predictions(threads):
 
 def run(script):
     """A script in a process of its own, where a crash is a failure and not the end of the tests."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
 MORE_THREADS = """
@@ -95,93 +93,3 @@ def test_calls_from_several_python_threads(path, instruction_set):
         for _ in range(3):
             for found, alone in zip(pool.map(results, cases), expected, strict=True):
                 assert_same_bits(found, alone)
-
-
-def test_other_python_threads_run_during_a_call():
-    """A thread that counts gets on while a kernel runs, which it could not if the call held the GIL."""
-    counted, stop = [0], threading.Event()
-
-    def count():
-        while not stop.is_set():
-            counted[0] += 1
-            time.sleep(0)
-
-    def progress(B):
-        case = make("stack_loss", B=B, n=2, m=8, L=4, scale=0.01, backend="cpu")
-        before = counted[0]
-        case()
-        return counted[0] - before
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(10.0)  # Who holds the GIL is not made to let it go.
-    counter = threading.Thread(target=count)
-    counter.start()
-    try:
-        of_a_small_call, of_a_large_call = progress(1), progress(400_000)
-    finally:
-        stop.set()
-        sys.setswitchinterval(interval)
-        counter.join()
-    assert of_a_large_call > 10 * (of_a_small_call + 1)
-
-
-INTERRUPTED = """
-import os, signal, sys, threading, time
-import torch, fastlin as fl
-
-torch.set_num_threads({threads})
-{problem}
-small = call(64)
-start = time.perf_counter()
-call({some})
-expected = (time.perf_counter() - start) * {all} / {some}
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-start = time.perf_counter()
-try:
-    call({all})
-except KeyboardInterrupt:
-    print("interrupted", (time.perf_counter() - start) / expected)
-assert all(torch.equal(a, b) for a, b in zip(call(64), small))
-call({some})
-print("works")
-"""
-
-STACK = """
-data = [torch.randn(400_000, 2, 16), torch.randn(400_000, 16), torch.randn(400_000)]
-model = [0.1 * torch.randn(6, 16, 16), 0.1 * torch.randn(6, 16, 16), torch.randn(16)]
-
-def call(part):
-    return fl.stack_loss(*(t[:part] for t in data), None, None, *model, scale=0.01, backend="cpu")
-"""
-LONG = """
-z, q, y = torch.randn(512, 1, 16), torch.randn(512, 16), torch.randn(512)
-W, v = torch.randn(16, 16), torch.randn(16)
-
-def call(n):
-    return fl.prompt_loss(z.expand(-1, n, -1), q, y, None, None, W, v, scale=1 / n, backend="cpu")
-"""
-PROBLEMS = {
-    "stack": {"problem": STACK, "some": 2000, "all": 400_000},
-    "long contexts": {"problem": LONG, "some": 20_000, "all": 4_000_000},
-}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_keyboard_interrupt(threads, problem):
-    """A call of many seconds ends soon after a signal, at a small part of its work, and the next calls are right."""
-    done = run(INTERRUPTED.format(threads=threads, **PROBLEMS[problem]))
-    assert done.returncode == 0, done.stderr
-    interrupted, works = done.stdout.splitlines()
-    assert interrupted.startswith("interrupted ")
-    assert float(interrupted.split()[1]) < 0.5
-    assert works == "works"
-
-
-def test_keyboard_interrupt_without_a_handler():
-    """It leaves the process as any other KeyboardInterrupt does."""
-    script = INTERRUPTED.format(threads=2, **PROBLEMS["stack"])
-    done = run(script.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
-    assert done.returncode == -2
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "works" not in done.stdout

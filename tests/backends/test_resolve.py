@@ -63,11 +63,10 @@ def test_a_named_backend_serves_or_says_why(picky):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["cuda", "triton"])
-def test_a_backend_that_is_not_there_says_so(name):
-    with pytest.raises(fl.BackendError, match=f"predict: backend '{name}' cannot serve this call: "):
-        make("predict", backend=name)()
-    assert fl.info()["backends"][name]["available"] is False
+def test_a_backend_that_is_not_there_says_so():
+    with pytest.raises(fl.BackendError, match="predict: backend 'cuda' cannot serve this call: "):
+        make("predict", backend="cuda")()
+    assert fl.info()["backends"]["cuda"]["available"] is False
 
 
 def test_second_derivatives_of_another_backend_go_through_eager(picky):

@@ -130,7 +130,7 @@ def test_a_wrong_op_is_not_timed(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--rows", "loss-50,loss-51"], "no row 'loss-51'; there are loss-50, "),
-        (["--backend", "triton"], "backend 'triton' cannot serve: "),
+        (["--backend", "cuda"], "backend 'cuda' cannot serve: "),
         (["--backend", "fpga"], "no backend 'fpga'; there are "),
         (["--batch", "0"], "'0' is not a positive number"),
         (["--json", "no/such/folder/table.json"], "no/such/folder is not a folder"),

@@ -33,16 +33,14 @@ def run(command: Sequence[object]) -> str:
     return done.stdout
 
 
-def objects(
-    compiler: Sequence[str], folder: Path, flags_of: dict[str, Sequence[str]], sources: Path = SOURCES
-) -> list[Path]:
+def objects(compiler: Sequence[str], folder: Path, flags_of: dict[str, Sequence[str]]) -> list[Path]:
     """Object files of sources, given with their flags; as many at a time as there are cores."""
 
     def compile_one(item: tuple[str, Sequence[str]]) -> Path:
         name, flags = item
         out = folder / f"{Path(name).stem}.o"
         language = ("-x", "c++") if name.endswith(".cu") else ()
-        run([*compiler, *STRICT, *flags, f"-I{sources}", *language, "-c", sources / name, "-o", out])
+        run([*compiler, *STRICT, *flags, f"-I{SOURCES}", *language, "-c", SOURCES / name, "-o", out])
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -125,28 +124,21 @@ def reference() -> Path:
     return built("reference", flags_of, build)
 
 
-def driver(
-    name: str, flags: tuple[str, ...], change: Callable[[Path], None] | None = None, recipe: object = None
-) -> Path:
-    """csrc/testing/cuda_driver.cpp with the kernels; `change`, which `recipe` describes, edits a copy of csrc."""
+def driver(name: str, flags: tuple[str, ...]) -> Path:
+    """csrc/testing/cuda_driver.cpp with the kernels."""
     judge = reference()
 
     def build(folder: Path, made: Path) -> None:
-        sources = toolchain.SOURCES
-        if change is not None:
-            sources = folder / "csrc"
-            shutil.copytree(toolchain.SOURCES, sources)
-            change(sources)
         parts = dict.fromkeys(("cuda/launch.cu", "testing/cuda_driver.cpp"), flags)
-        objects = toolchain.objects(toolchain.native(), folder, parts, sources)
+        objects = toolchain.objects(toolchain.native(), folder, parts)
         toolchain.run([*toolchain.native(), *flags, *objects, judge, "-pthread", "-o", made])
 
-    return built(name, (flags, recipe), build)
+    return built(name, flags, build)
 
 
-def call(executable: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def call(executable: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """What an executable says; a sanitizer stops it at the first error."""
-    environment = {"TSAN_OPTIONS": "halt_on_error=1"} | variables
+    environment = {"TSAN_OPTIONS": "halt_on_error=1"}
     command = [str(executable), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 

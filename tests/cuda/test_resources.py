@@ -114,25 +114,3 @@ def test_every_kernel_is_within_the_budget_on_every_architecture(used, record_pr
     assert all(by_kernel for by_kernel in used.values())
     assert len({frozenset(by_kernel) for by_kernel in used.values()}) == 1
     assert over_budget(used) == []
-
-
-LOG = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_ZN1aIfEEv' for 'sm_80'
-ptxas info    : Function properties for _ZN1aIfEEv
-    24 bytes stack frame, 20 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 24 bytes cumulative stack size, 128 bytes smem, 400 bytes cmem[0]
-ptxas info    : Compiling entry function '_Z1bv' for 'sm_80'
-ptxas info    : Function properties for _Z1bv
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 255 registers, used 0 barriers, 360 bytes cmem[0]
-"""
-
-
-def test_what_ptxas_says_is_read_and_judged():
-    found = read(LOG)
-    assert found == {"_ZN1aIfEEv": Use(40, 24, 20, 16, 128), "_Z1bv": Use(255, 0, 0, 0, 0)}
-    good = Use(128, 16, 16, 16, 0)
-    wide = Use(257, 0, 0, 0, 0)  # more than two blocks of a multiprocessor have
-    judged = over_budget({"sm_80": {**found, "good": good}, "sm_90": {"good": good, "wide": wide}})
-    assert [line.split(":")[0] for line in judged] == ["_ZN1aIfEEv on sm_80", "wide on sm_90"]
-    assert "255/0/0/0/0" in table({"sm_80": found})

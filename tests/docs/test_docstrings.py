@@ -95,11 +95,6 @@ def problems(found):
     return lacking
 
 
-def test_there_are_many():
-    assert len(PUBLIC) > 70
-    assert len(METHODS) > 20
-
-
 @pytest.mark.parametrize("found", [found for _, found in PUBLIC], ids=[name for name, _ in PUBLIC])
 def test_public_names_are_documented(found):
     assert problems(found) == []
@@ -108,24 +103,6 @@ def test_public_names_are_documented(found):
 @pytest.mark.parametrize("found", [found for _, found in METHODS], ids=[name for name, _ in METHODS])
 def test_methods_are_documented(found):
     assert found.__doc__
-
-
-def test_a_poor_docstring_is_seen():
-    def poor(x, y):
-        """Sum.
-
-        Parameters
-        ----------
-        x : Tensor
-            Of something.
-        """
-
-    assert problems(poor) == [
-        "y is not documented",
-        "has no Returns",
-        "'x : Tensor' has no shape",
-        "has no example",
-    ]
 
 
 EXAMPLES = [(name, found) for name, found in [*PUBLIC, *METHODS] if ">>>" in (found.__doc__ or "")]

@@ -140,15 +140,6 @@ def check_fastlin(arguments, monkeypatch):
         assert config.load(options.config).mixture.K >= 1
 
 
-def test_a_wrong_command_is_seen(monkeypatch):
-    with pytest.raises(SystemExit):
-        launched(shlex.split("torchrun --nproc-per-node 2 -m fastlin train 2c --n 20"))
-    with pytest.raises(SystemExit):
-        check_fastlin(["reproduce", "2c", "--size", "tiny"], monkeypatch)
-    with pytest.raises(ValueError, match="figure"):
-        check_fastlin(["reproduce", "2z"], monkeypatch)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     for link in links(page.read_text()):

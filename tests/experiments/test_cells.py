@@ -1,16 +1,9 @@
 """Cells of a config: `fastlin train`, its folders, table, summary and pictures."""
 
 import json
-import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import fastlin as fl
 from fastlin import cli, plots, theory
@@ -359,35 +352,3 @@ def test_columns_are_under_their_names():
     assert cells.line(row).split() == [
         *("joint+heads", "1000", "1.2346", "1.3", "5.300", "%", "1.3", "1.4", "1.5", "1.6", "-", "49/50")
     ]
-
-
-# The process
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_stopped_by_ctrl_c_and_resumed():
-    """Exit 130 with a checkpoint; --resume ends with the bits of a run that was not stopped."""
-    command = [sys.executable, "-m", "fastlin", "train", "own.toml", "--regime", "joint", "--n", "2"]
-    command += ["--steps", "1000", "--batch", "256", "--lr", "0.01", "--trials", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "--out", "stopped"], env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    records = Path("stopped/joint-n2/records.jsonl")
-    while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors == "fastlin: stopped; --resume goes on from stopped\n"
-    assert "checkpoint.safetensors" in files("stopped/joint-n2")
-    assert "result.json" not in files("stopped/joint-n2")
-    given = ["train", "own.toml", *command[5:]]
-    assert cli.main([*given, "--out", "stopped", "--resume"]) == 0
-    assert cli.main([*given, "--out", "whole"]) == 0
-    assert Path("stopped/joint-n2/records.jsonl").read_bytes() == Path("whole/joint-n2/records.jsonl").read_bytes()
-    first, second = (summary(out)["cells"][0] for out in ("stopped", "whole"))
-    assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
-    assert math.isfinite(first["best"])
-    # Not the bytes of the files: safetensors writes the entries of its header in any order.
-    ends = [fl.models.load(Path(out, "joint-n2/model.safetensors")).state_dict() for out in ("stopped", "whole")]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])

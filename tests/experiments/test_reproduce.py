@@ -4,13 +4,8 @@ import csv
 import io
 import json
 import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -181,27 +176,6 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, in_process):
     assert {cell["state"] for cell in records[0]["cells"]} == {"done"}
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_worker_that_dies_is_replaced(tmp_path, times):
-    """As when the system ends a process that takes too much memory: its cell is tried again, once."""
-
-    def kill(*_):
-        for path in tmp_path.glob("cells/2c/.*.lease.*"):
-            process = (leases.read(path) or {}).get("pid")
-            if process is not None and process not in killed and len(killed) < times:
-                killed.append(process)
-                os.kill(process, signal.SIGKILL)
-
-    killed = []
-    request = Request(effort=Effort(1, 1000, 64), lengths=(2,), jobs=1)
-    records, _ = run(["2c"], tmp_path, request, tick=kill)
-    states = [cell["state"] for cell in records[0]["cells"]]
-    assert sorted(states) == ["done", "done", "done" if times == 1 else "failed"]
-    assert times == 1 or next(cell["error"] for cell in records[0]["cells"] if cell["error"]) == (
-        "its process died, twice"
-    )
-
-
 def test_other_axes(tmp_path, in_process):
     noise = Panel("noise", "noise", "2c", (Series("joint", curve="joint"),), axis="noise", places=(0.0, 2.0), n=4)
     depth = Panel(
@@ -243,42 +217,6 @@ def test_workers_share_the_threads(monkeypatch):
     assert farm.workers(100, 100) == (100, 1)
 
 
-COMMAND = """
-import sys
-from pathlib import Path
-from fastlin.experiments import prompts, reproduce
-from fastlin.experiments.reproduce import Effort, Request
-if __name__ == "__main__":
-    request = Request(effort=Effort(2, 400, 256), lengths=(2, 5), jobs=2)
-    reproduce.reproduce([prompts.PANELS["2c"]], Path(sys.argv[1]), request,
-                        drawn=lambda name: None, ended=lambda record, cell: None, tick=lambda: None)
-"""
-
-
-def test_killed_at_random_moments_the_table_is_the_same(tmp_path):
-    script = tmp_path / "command.py"
-    script.write_text(COMMAND, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-
-    def start(out):
-        return subprocess.Popen([sys.executable, script, out], env=environment)
-
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    began = time.monotonic()
-    assert start(whole).wait() == 0
-    seconds = time.monotonic() - began
-    moments = random.Random(0)
-    for _ in range(2):
-        process = start(pieces)
-        try:
-            process.wait(moments.uniform(0.3, 0.9) * seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.wait()
-    assert start(pieces).wait() == 0
-    assert (pieces / "2c.csv").read_bytes() == (whole / "2c.csv").read_bytes()
-
-
 def test_status_on_the_way(tmp_path, in_process):
     texts = []
     run(["2c"], tmp_path, tick=lambda: texts.append(status.as_text(tmp_path)))
@@ -303,29 +241,6 @@ def test_status_on_the_way(tmp_path, in_process):
     assert [cell.state for cell in found] == ["running", "stopped", "waiting", *["done"] * 3]
     assert found[0].share == 0.5
     assert "nobody is at work" not in status.as_text(tmp_path)
-
-
-def test_status_knows_the_dead(tmp_path, in_process):
-    """On this machine by their process, on others by the signs of life that do not come."""
-    run(["2c"], tmp_path)
-    record = read_json(tmp_path / "2c.json")
-    for cell in record["cells"]:
-        cell.update(state="waiting", row=None, seconds=None)
-        (tmp_path / f"cells/2c/{cell['key']}.json").unlink()
-    write_json(tmp_path / "2c.json", record)
-    here, there, alive = (tmp_path / f"cells/2c/{cell['key']}" for cell in record["cells"][:3])
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    leases.take(here, 0, child.pid, 5.0)
-    for cell in (there, alive):
-        lease = leases.take(cell, 0, os.getpid(), 0.2)
-        lease.path.write_text(json.dumps({**leases.read(lease.path), "machine": "another"}), encoding="utf-8")
-    timer = threading.Timer(0.1, lambda: lease.path.write_text('{"beat": 1}', encoding="utf-8"))
-    timer.start()
-    assert status.silent_cells(tmp_path) == {here, there}
-    timer.join()
-    text = status.as_text(tmp_path)
-    assert text.count("running  2c") == 0, "nor does the third one give a sign any more"
 
 
 def test_the_live_line(tmp_path, in_process, monkeypatch):

@@ -13,13 +13,3 @@ def test_nothing_is_found(request):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith(" executions, clean")
-
-
-def test_a_find_is_told():
-    """A reader that does not say which file is damaged."""
-    bug = "panel_files.outcome_of = lambda cell: json.loads(cell.with_suffix('.json').read_text())"
-    script = f"import sys; sys.argv[1:] = ['--executions', '2000']; sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
-    script += f"import fuzzing, json\nfrom fastlin.experiments import panel_files\n{bug}\nfuzzing.main()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "outcome: execution " in done.stderr

@@ -1,14 +1,12 @@
 """Batches of sequences that kernels draw: summed in pieces, by any number of threads, with a stream for each trial."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from helpers import DOUBLE, assert_close
-from sampled_cases import AT, DTYPES, SOURCES, assert_equal_to_kept, differentiable, parameters, results, sampled
+from sampled_cases import AT, DTYPES, SOURCES, assert_equal_to_kept, differentiable, kept, parameters, results, sampled
 
 import fastlin as fl
 from fastlin.backends import cpu
@@ -45,37 +43,6 @@ def test_gradients_of_per_task_losses_in_pieces(op, monkeypatch):
     assert_equal_to_kept(op, "mixture", DOUBLE, 9, 150, {"R": 2}, {}, per_task=True)
 
 
-def run(script):
-    """A script in a process of its own, where a crash is a failure and not the end of the tests."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-
-
-MEMORY = """
-import re, torch, fastlin as fl
-torch.set_num_threads(1)
-mix = fl.TaskMixture([[1.0] * 4, [0.0] * 4], torch.stack([torch.eye(4)] * 2), [0.5, 0.5], noise_std=0.1)
-p, W, v = (t.requires_grad_() for t in (torch.randn(2, 1, 5), 0.01 * torch.eye(5), torch.ones(2, 5)))
-def peak():
-    # Not ru_maxrss, which starts at the size of the process that has started this one.
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
-def loss(batch):
-    fl.sampled_loss(mix, 100, batch, p, W, v, seed=0, step=0, backend="cpu")[0].backward()
-loss(1000)
-before = peak()
-loss(2_000_000)
-print(peak() - before)
-mix.sample_gram(2_000_000, 100)
-print(peak() - before)
-"""
-
-
-def test_memory_does_not_grow_with_the_batch():
-    """64 MB at most, where the data take 264 MB, which is seen."""
-    of_loss, of_data = map(int, run(MEMORY).stdout.split())
-    assert of_loss < 64 * 1024
-    assert of_data > 200 * 1024
-
-
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
@@ -96,35 +63,18 @@ def test_any_number_of_threads_has_the_same_bits(op, dtype, monkeypatch):
                 assert torch.equal(other[key], value), (name, key)
 
 
-ANOTHER_DEVICE = """
-import torch, fastlin as fl
-from fastlin.backends import cpu
-mix = fl.TaskMixture([[1.0], [0.0]], torch.ones(2, 1, 1), [0.5, 0.5])
-W, v, at = torch.eye(2), torch.ones(2, 2), {{"seed": 0, "step": 0}}
-data = mix.sample_gram(100, 3)
-def whole(): return fl.sampled_loss(mix, 3, 100, None, W, v, **at)
-def pieces():
-    cpu.kernels.piece = 30
-    return fl.sampled_loss(mix, 3, 100, None, W, v, **at)
-def kept(): return fl.gram_loss(*data, None, W, v)
-expected = {call}()
-with torch.device("meta"):
-    found = {call}()
-assert all(torch.equal(a, b) for a, b in zip(found, expected))
-"""
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "whole",
-        "pieces",
-        "kept",
-    ],
-)
-def test_another_default_device(call):
+@pytest.mark.parametrize("call", ["whole", "pieces", "kept"])
+def test_another_default_device(call, monkeypatch):
     """What a call allocates is where its parameters are, whatever torch's default is."""
-    assert run(ANOTHER_DEVICE.format(call=call)).returncode == 0
+    source = SOURCES["mixture"]
+    given = parameters(source, "sampled_loss")
+    loss = kept("sampled_loss", source, 9, 100, DOUBLE) if call == "kept" else sampled("sampled_loss", source, 9, 100)
+    if call == "pieces":
+        monkeypatch.setattr(cpu.kernels, "piece", 30)
+    expected = loss(**given)
+    with torch.device("meta"):
+        found = loss(**given)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.usefixtures("backend")

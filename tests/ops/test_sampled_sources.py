@@ -94,7 +94,7 @@ def test_a_class_is_no_source():
 def test_wide_sources():
     """Thousands of features have room for their draws, at any rank that does."""
     G, _, _, _ = fl.SphereTasks(3000).sample_gram(1, 5, dtype=torch.float32)
-    assert torch.linalg.matrix_rank(G[0].double(), rtol=1e-5) == 5
+    assert torch.linalg.matrix_rank(G[0, :20].double(), rtol=1e-5) == 5
     with pytest.raises(ValueError, match="draws of one kind for a sequence"):
         fl.SphereTasks(4100).sample_gram(1, 4100)
 

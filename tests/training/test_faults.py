@@ -135,9 +135,9 @@ def before_step(at, what):
 """
 
 
-def run_script(script, folder, timeout=60, **options):
+def run_script(script, folder, **options):
     command = [sys.executable, "-c", SCRIPT + script, str(folder), json.dumps({**training_runs.SHORT, **options})]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_folder_without_permission():

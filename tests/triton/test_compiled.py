@@ -1,6 +1,5 @@
 """The kernels compile for GPUs that are not here, within budgets of registers, stack and shared memory."""
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -9,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import NEXT_TRITON, needs_next_triton
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -39,8 +37,8 @@ def table(rows):
 def compiled(record_property):
     """Rows of the program; their table is shown in the summary of the tests."""
 
-    def run(*arguments, site=None):
-        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2])]))
+    def run(*arguments):
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2])]))
         environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
         command = [sys.executable, PROGRAM, *map(str, arguments)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -85,13 +83,3 @@ def test_tensor_cores_are_there_when_they_are_asked_for(target, m, compiled):
         check(row)
     (row,) = [row for row in rows if row["kernel"] == "attention_kernel" and row["call"] == "stack"]
     assert any(row["opcodes"].get(name) for name in TENSOR_CORES), row
-
-
-@needs_next_triton
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("m", WIDTHS)
-def test_the_next_triton(m, dtype, compiled):
-    rows = compiled("--targets", *SHARED, "--width", m, "--dtype", dtype, "--calls", *MAIN, site=NEXT_TRITON)
-    assert {row["triton"] for row in rows} != {importlib.metadata.version("triton")}
-    for row in rows:
-        check(row)

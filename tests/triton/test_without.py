@@ -32,7 +32,8 @@ def test_not_installed():
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu():
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(triton._launch(), "interprets", lambda: False)
     assert triton.supports("predict", torch.device("cuda"), torch.float32, 3) == "torch sees no GPU"
     assert fl.info()["backends"]["triton"] == {"available": False, "reason": "torch sees no GPU", "auto": True}
     with pytest.raises(fl.BackendError, match="predict: backend 'triton' cannot serve this call: the data are on cpu;"):

@@ -1,7 +1,5 @@
 """Every op, in the interpreter or on a GPU: the paper taken literally in float64, and eager's budget in float32."""
 
-from itertools import product
-
 import helpers
 import pytest
 import torch
@@ -63,16 +61,6 @@ def test_a_stack(m, L):
     options = {**OPTIONS["query"], **SKIPS[(m + L) % 3]}
     small = {"B": 3, "K": 2, "t": 1} if m > 16 else {}
     check(make("gram_stack_loss" if (m + L) % 2 else "stack_loss", n=n, m=m, L=L, seed=m, **small, **options))
-
-
-def test_the_widest():
-    check(make("stack_loss", m=64, n=17, B=2, K=1, t=1, L=2))
-
-
-@pytest.mark.parametrize("op", ["stack_loss", "gram_loss"])
-def test_wide_tokens_with_trials_and_heads(op):
-    """Matrices in memory, which trials, heads and layers use one after the other."""
-    check(make(op, R=2, H=2, m=18, n=3, B=2, K=1, L=3, t=2, see_query=True, scale=0.4))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -202,29 +190,6 @@ def test_groups_of_trials_change_no_bit(monkeypatch):
         found.append(results(case, backend="triton"))
     for other in found[1:]:
         assert all(torch.equal(other[name], value) for name, value in found[0].items())
-
-
-SWEEP = list(
-    product(
-        LOSSES + PREDICTIONS,
-        WIDTHS,
-        LENGTHS,
-        ({}, {"R": 2}, {"R": 2, "H": 2}),
-        ({}, {"see_query": True}),
-    )
-)
-
-
-def pytest_generate_tests(metafunc):
-    if "problem" in metafunc.fixturenames:
-        metafunc.parametrize("problem", SWEEP if metafunc.config.getoption("--triton-sweep") else SWEEP[:1])
-
-
-def test_sweep(problem):
-    """One problem, or all of them with --triton-sweep, which takes an hour."""
-    op, m, n, form, options = problem
-    for L in (1, 2, 3) if "stack" in op else (1,):
-        check(make(op, B=5, n=n, m=m, L=L, **form, **options))
 
 
 def test_named_precisions():

@@ -1,8 +1,4 @@
-"""These tests run in Triton's interpreter, which must be chosen before a kernel is imported: in a process of their own.
-
-`tests/triton/test_interpreter.py` starts it. By hand: TRITON_INTERPRET=1 pytest tests/triton/kernels. Without that
-variable they run on a GPU, or are skipped with the reason.
-"""
+"""Triton's kernels run in its interpreter, or on a GPU: helpers.TRITON_DEVICE says which."""
 
 import contextlib
 

@@ -34,11 +34,11 @@ def assert_same_sequences(source, n, dtype, batch=21, **at):
             assert_close(a.double(), b.double(), 16 * torch.finfo(dtype).eps, f"n = {n}, gram {is_gram}")
 
 
+@pytest.mark.parametrize("n", [0, 1, 17])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
 @pytest.mark.parametrize("name", SOURCES)
-def test_sequences_are_those_of_the_cpu(name, dtype):
-    for n in (0, 1, 17):
-        assert_same_sequences(SOURCES[name], n, dtype)
+def test_sequences_are_those_of_the_cpu(name, dtype, n):
+    assert_same_sequences(SOURCES[name], n, dtype)
 
 
 def test_sequences_at_the_edges_of_their_counters():
@@ -55,12 +55,11 @@ def test_sequences_of_other_widths(d):
     assert_same_sequences(mixture(2, d, noise_std=0.2, feature_cov=torch.eye(d) * 2), 3, DOUBLE, batch=5)
 
 
-def test_chi_variates_have_their_bits():
+@pytest.mark.parametrize("n", [1, 2, 3, 50])
+def test_chi_variates_have_their_bits(n):
     """A Gram matrix of one feature without noise is chi^2, whose attempts are decided alike everywhere."""
-    source = fl.FixedTask([0.0])
-    for n in (1, 2, 3, 50):
-        draw = source.draw(200, n, **AT)
-        assert torch.equal(sample(draw, True, DOUBLE)[0], cpu.sample(draw, True, DOUBLE, CPU)[0])
+    draw = fl.FixedTask([0.0]).draw(64, n, **AT)
+    assert torch.equal(sample(draw, True, DOUBLE)[0], cpu.sample(draw, True, DOUBLE, CPU)[0])
 
 
 LAYER = {"plain": {}, "trials": {"R": 3, "t": 1}, "heads": {"R": 2, "H": 2}, "no prompt": {"t": None}}

@@ -12,7 +12,7 @@ import torch
 import fastlin as fl
 from benchmarks.soak import Usage, Watch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments, **options):
