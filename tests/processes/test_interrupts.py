@@ -13,6 +13,7 @@ import pytest
 import torch
 from folders import visible
 from helpers import make
+from training_runs import TOML
 
 import fastlin as fl
 from fastlin import cli, plots
@@ -113,22 +114,11 @@ def test_keyboard_interrupt_without_a_handler():
     assert "works" not in done.stdout
 
 
-CONFIG = """
-name = "two tasks"
-dimension = 3
-means = [1.4, -0.6]
-covariances = [1, 2]
-weights = [0.3, 0.7]
-noise_std = 0.3
-context_lengths = [2, 5]
-"""
-
-
 def test_stopped_by_ctrl_c_and_resumed(tmp_path, monkeypatch):
     """Exit 130 with a checkpoint; --resume ends with the bits of a run that was not stopped."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plots, "training", lambda folder: [])
-    Path("own.toml").write_text(CONFIG, encoding="utf-8")
+    Path("own.toml").write_text(TOML, encoding="utf-8")
     command = [sys.executable, "-m", "fastlin", "train", "own.toml", "--regime", "joint", "--n", "2"]
     command += ["--steps", "1000", "--batch", "256", "--lr", "0.01", "--trials", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
