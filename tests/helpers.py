@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -27,6 +29,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is first imported, which is later
 TRITON_DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 """Where Triton's kernels run: in its interpreter on the CPU where there is no GPU."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = (
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+    if TRITON_DEVICE.type == "cpu"
+    else pytest.mark.gpu("triton")
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from helpers import TRITON_DEVICE, poisoned
+from helpers import HAS_TRITON, TRITON_DEVICE, poisoned
 
 IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
 
@@ -11,7 +11,7 @@ IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
 @pytest.fixture(autouse=True, scope="session")
 def language_patched_once():
     """A call from kernel to function patches the function's language anew, 2 ms each: the first time is enough."""
-    if not IS_INTERPRETED:
+    if not (HAS_TRITON and IS_INTERPRETED):
         return
     from triton.runtime.interpreter import InterpretedFunction
 

@@ -9,7 +9,7 @@ import fastlin as fl
 from fastlin.backends import triton
 
 IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu("triton")]
+pytestmark = helpers.needs_triton
 
 # Widths on both sides of the padded ones, 16, 32 and 64, lengths around a block of 16 tokens, batches around a tile of
 # 4, 2 or 1 sequences (float64).

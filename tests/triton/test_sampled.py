@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DOUBLE, EAGER_TOLERANCE, TRITON_DEVICE, assert_close
+from helpers import DOUBLE, EAGER_TOLERANCE, TRITON_DEVICE, assert_close, needs_triton
 from sampled_cases import AT, DTYPES, SOURCES, differentiable, mixture, parameters, results, sampled
 
 import fastlin as fl
@@ -10,7 +10,7 @@ from fastlin.backends import cpu, triton
 from fastlin.backends.triton import plan
 
 CPU = torch.device("cpu")
-pytestmark = [] if TRITON_DEVICE.type == "cpu" else [pytest.mark.gpu("triton")]
+pytestmark = needs_triton
 
 
 def sample(draw, is_gram, dtype):

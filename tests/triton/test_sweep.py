@@ -3,12 +3,12 @@
 from itertools import product
 
 import pytest
-from helpers import LOSSES, PREDICTIONS, TRITON_DEVICE, assert_close, make, results
+from helpers import LOSSES, PREDICTIONS, TRITON_DEVICE, assert_close, make, needs_triton, results
 from selection import cover
 
 import fastlin as fl
 
-pytestmark = [] if TRITON_DEVICE.type == "cpu" else [pytest.mark.gpu("triton")]
+pytestmark = needs_triton
 
 WIDTHS, LENGTHS = (3, 7, 11, 12, 21, 33), (0, 1, 17)
 SWEEP = [
