@@ -347,7 +347,6 @@ def _train(options: argparse.Namespace) -> None:
     from fastlin.experiments import cells, config
     from fastlin.training import team
 
-    plots.check_installed()
     setting = config.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)
@@ -380,8 +379,11 @@ def _train(options: argparse.Namespace) -> None:
             if first:
                 print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
             raise SystemExit(130) from None
-        for path in plots.training(out) if first else ():
-            print(path)
+        if first:
+            try:
+                print(*plots.training(out), sep="\n")
+            except ModuleNotFoundError as error:
+                print(f"fastlin: no pictures: {error}", file=sys.stderr)
 
 
 def _value(text: str) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from folders import visible
 from packages import ROOT, build, copy_of_sources
 
 import fastlin as fl
@@ -134,9 +135,7 @@ def test_citation_names_both_papers():
     assert "arXiv:2602.23197" in text
 
 
-@pytest.mark.parametrize(
-    "arguments", [["reproduce", "2c"], ["theory", "2c", "--out", "OUT"], ["train", "2c", "--regime", "plain"]]
-)
+@pytest.mark.parametrize("arguments", [["reproduce", "2c"], ["theory", "2c", "--out", "OUT"]])
 def test_pictures_without_matplotlib_name_the_extra(arguments, monkeypatch, capsys, tmp_path):
     """And do so before anything is trained."""
     monkeypatch.chdir(tmp_path)
@@ -146,3 +145,12 @@ def test_pictures_without_matplotlib_name_the_extra(arguments, monkeypatch, caps
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ModuleNotFoundError, match=r"fastlin\[plots\]"):
         style.new_figure(1, 1)
+
+
+def test_training_without_matplotlib_leaves_the_pictures_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(style.importlib.util, "find_spec", lambda name: None)
+    sizes = ["--n", "2", "--steps", "2", "--batch", "16", "--trials", "1"]
+    assert cli.main(["train", "2c", "--regime", "plain", *sizes, "--out", str(tmp_path / "run")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fastlin: no pictures: pictures need matplotlib, which is not installed")
+    assert visible(tmp_path / "run") == ["plain-n2", "summary.json"]
