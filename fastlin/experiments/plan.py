@@ -160,8 +160,10 @@ class Plan:
             raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
         try:
             device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device: got {device!r}, wants a device of torch: {error}") from None
+            torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError) as error:  # the last from a torch without CUDA
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"device: got {str(device)!r}, wants one that torch can use here: {reason}") from None
         choice("backend", backend, ("auto", "reference", *backends.names()))
         _serving(kind, backend, device, number, mix.m)
         config = {

@@ -57,8 +57,9 @@ WRONG = [
     ),
     ({"dtype": torch.float16}, ValueError, "dtype: got torch.float16, wants torch.float32 or torch.float64"),
     ({"dtype": "half"}, ValueError, "dtype: got half, wants torch.float32 or torch.float64"),
-    ({"device": "gpu"}, (ValueError, RuntimeError), "device: got 'gpu'"),
-    ({"device": 1.5}, (ValueError, TypeError), "device: got 1.5"),
+    ({"device": "gpu"}, ValueError, "device: got 'gpu', wants one that torch can use here: Expected one of"),
+    ({"device": "cuda:99"}, ValueError, "device: got 'cuda:99', wants one that torch can use here: "),
+    ({"device": 1.5}, ValueError, "device: got '1.5', wants one that torch can use here: "),
     ({"backend": "fast"}, ValueError, "backend"),
     (
         {"backend": "cpu", "model": "softmax"},
