@@ -8,7 +8,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 # Without bytecode on disk each process that imports torch takes 7 s, with it 3.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Threads that wait for each other sleep, for the sake of a core that is busy: tests run two at a time. Spinning, eager
+# Threads that wait for each other sleep, for the sake of a core that is busy: tests run one a core. Spinning, eager
 # training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
 reproduce test test-all gpu-check: export OMP_WAIT_POLICY := passive
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --durations 20
@@ -28,11 +28,12 @@ test-all: $(INSTALLED)
 	$(MAKE) next-triton
 
 # torch's CUDA wheels have an older triton; this one lies in a folder that comes before it on the path.
-next-triton: export PYTHONPATH := $(abspath .venv/next-triton-$(NEXT_TRITON))
+next-triton: FOLDER := $(abspath .venv/next-triton-$(NEXT_TRITON))
 next-triton: $(INSTALLED)
-	test -d $(PYTHONPATH) || $(BIN)/pip install --no-deps --target $(PYTHONPATH) triton==$(NEXT_TRITON)
-	$(PYTEST) tests/triton -m "not long"
-	$(PYTEST) tests/triton/test_compiled.py -k default
+	test -d $(FOLDER) || $(BIN)/pip install --no-deps --target $(FOLDER) triton==$(NEXT_TRITON)
+	PYTHONPATH=$(FOLDER) $(BIN)/python -c 'import triton; assert triton.__version__ == "$(NEXT_TRITON)", triton'
+	PYTHONPATH=$(FOLDER) $(PYTEST) tests/triton -m "not long"
+	PYTHONPATH=$(FOLDER) $(PYTEST) tests/triton/test_compiled.py -k default
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.cpu

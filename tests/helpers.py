@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is first imported, which is later
 TRITON_DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 """Where Triton's kernels run: in its interpreter on the CPU where there is no GPU."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = any(importlib.metadata.distributions(name="triton"))  # tests/triton is found as a package, too
 needs_triton = (
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
     if TRITON_DEVICE.type == "cpu"

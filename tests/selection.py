@@ -25,10 +25,9 @@ LONG_PATHS = (
     "triton/test_compiled.py",
     "triton/test_sweep.py",
     "docs",  # pages, docstrings and examples
-    "faults",  # real processes: kills, full disks, Ctrl-C, torchrun, memory
-    "processes",
-    "experiments/test_sharing.py",
-    "training/test_wires.py",
+    "processes",  # real ones: kills, Ctrl-C, torchrun, memory
+    "faults/test_sweeps.py",  # kills and full disks
+    "training/test_wires.py",  # waits for sockets
     "benchmarks",
     "fuzz",
 )
@@ -47,8 +46,10 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
         if _is_long(item):
             item.add_marker("long")
         elif hasattr(item, "callspec"):
-            cases_of[item.nodeid.partition("[")[0]].append(item)
-    for name, cases in cases_of.items():
+            # Cases that need a GPU are covered on their own: without one they are skipped.
+            needs_gpu = item.get_closest_marker("gpu") is not None
+            cases_of[item.nodeid.partition("[")[0], needs_gpu].append(item)
+    for (name, _), cases in cases_of.items():
         few, pairs = (1, 0) if name.startswith("tests/triton/") else (FEW, PAIRS)
         if len(cases) > few:
             # Stacked parametrisations share their values, which are told apart by id: not all can be hashed.
@@ -58,8 +59,7 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
 
 
 def _is_long(item: pytest.Item) -> bool:
-    where = item.path.relative_to(TESTS)
-    if any(where.is_relative_to(path) for path in LONG_PATHS):
+    if any(item.path.is_relative_to(TESTS / path) for path in LONG_PATHS):
         return True
     if not LONG_FIXTURES.isdisjoint(item.fixturenames):
         return True
@@ -71,16 +71,22 @@ def cover(cases: Sequence[Mapping[str, object]], most: float = math.inf) -> set[
     """Indices of cases, given as value by parameter, that have every pair of values, or every value, of all cases.
 
     Values alone where two parameters have more than `most` pairs. Greedy: next comes the case with most of what is
-    missing, among those the one with most new pairs.
+    missing; of these the one with most new pairs; of these the one whose values were taken least.
     """
     pairs = [set(combinations(sorted(case.items()), 2)) for case in cases]
     counts = Counter((first[0], second[0]) for first, second in set().union(*pairs))
     by_pairs = bool(counts) and max(counts.values()) <= most
     wanted = pairs if by_pairs else [set(case.items()) for case in cases]
-    missing, new_pairs, kept = set().union(*wanted), set().union(*pairs), set()
+    missing, new_pairs, taken, kept = set().union(*wanted), set().union(*pairs), Counter(), set()
+
+    def gain(index: int) -> tuple[int, int, int]:
+        repeated = sum(taken[value] for value in cases[index].items())
+        return len(wanted[index] & missing), len(pairs[index] & new_pairs), -repeated
+
     while missing:
-        best = max(range(len(cases)), key=lambda i: (len(wanted[i] & missing), len(pairs[i] & new_pairs)))
+        best = max(range(len(cases)), key=gain)
         kept.add(best)
         missing -= wanted[best]
         new_pairs -= pairs[best]
+        taken.update(cases[best].items())
     return kept

@@ -142,7 +142,7 @@ def test_renewal_goes_on_until_the_lease_is_lost(cell):
             time.sleep(0.005)
         assert not gone.is_set()
         take(cell, 1)
-        assert gone.wait(10.0)
+        gone.wait()
     assert leases.read(lease.path)["seconds"] > 0
 
 

@@ -1,6 +1,5 @@
 """The kernels compile for GPUs that are not here, within budgets of registers, stack and shared memory."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import HAS_TRITON
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 
 PROGRAM = Path(__file__).parent / "launches.py"
 NVIDIA = ("sm_80", "sm_90", "sm_100")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import make
+from helpers import HAS_TRITON, make
 
 import fastlin as fl
 from fastlin.backends import triton
@@ -30,7 +30,7 @@ def test_not_installed():
     assert "triton is not installed" in line
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(triton._launch(), "interprets", lambda: False)
