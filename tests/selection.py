@@ -28,6 +28,7 @@ LONG_PATHS = (
     "processes",  # real ones: kills, Ctrl-C, torchrun, memory
     "faults/test_sweeps.py",  # kills and full disks
     "training/test_wires.py",  # waits for sockets
+    "test_many_tokens.py",  # 15 s
     "benchmarks",
     "fuzz",
 )
