@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import fastlin as fl
-from fastlin.experiments.forgetting.regimes import EIGHT, Setting
+from fastlin.figures.forgetting.regimes import EIGHT, Setting
 
 STEPS, BATCH, SEEDS = 5000, 5000, 5
 _SETTING = Setting()

@@ -50,15 +50,15 @@ class Cell:
         session.progress(f"{self.name}: checks")
         stretch = 4 if session.quick else self.steps // self.records
         shape = Shape("sampled_loss", B=session.batch, n=self.n, R=self.trials)
-        plan = end_to_end.plan(shape, stretch, session.backend)
+        config = end_to_end.cell_config(shape, stretch, session.backend)
         contenders = [
-            Contender("op, loop", lambda: end_to_end.loop(plan)),
-            Contender("op, kernel and optimiser", end_to_end.bare(plan, stretch)),
+            Contender("op, loop", lambda: end_to_end.loop(config)),
+            Contender("op, kernel and optimiser", end_to_end.bare(config, stretch)),
             Contender("eager query row", _peer(shape, peers.query_row), every=3),
             Contender("authors' form", _peer(shape, peers.literal("prompt_loss")), every=3),
         ]
         try:
-            end_to_end.check_loop(plan, end_to_end.loop(plan), stretch)
+            end_to_end.check_loop(config, end_to_end.loop(config), stretch)
         except WrongResultError as error:
             result.failures["op, loop"], result.wrong = str(error), True
             return result

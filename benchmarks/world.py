@@ -46,7 +46,7 @@ def serve() -> None:
     mix = fl.TaskMixture(means, torch.eye(_D).expand(_TASKS, _D, _D), [0.5, 0.5], noise_std=0.1)
     team = team_of(torch.device("cpu"))
     while True:
-        name = team.told(lambda: (sys.stdin.readline().strip(), {}))[0]
+        name = team.broadcast(lambda: sys.stdin.readline().strip())
         if not name:
             return
         found = _stretch(mix, team, name)

@@ -5,8 +5,6 @@ from fastlin._info import info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
-from fastlin.experiments.evaluate import Errors, evaluate
-from fastlin.experiments.train import Run, train
 from fastlin.ops.functional import (
     gram,
     gram_loss,
@@ -17,6 +15,8 @@ from fastlin.ops.functional import (
     stack_predict,
 )
 from fastlin.ops.sampled import sampled_loss, sampled_stack_loss
+from fastlin.training.evaluate import Errors, evaluate
+from fastlin.training.run import Run, load, train
 
 __all__ = [
     "BackendError",
@@ -32,6 +32,7 @@ __all__ = [
     "gram_loss",
     "gram_stack_loss",
     "info",
+    "load",
     "models",
     "predict",
     "prompt_loss",

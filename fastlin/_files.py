@@ -1,17 +1,29 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and JSON files that are checked against a schema.
+
+The schema of a file is a `msgspec.Struct` beside the code that writes it: names and types of its fields. A reader gets
+an object of that class, or a `FileError` that names the file, the field, what it got and what it wants.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 _SEAL = "sha256"
+T = TypeVar("T")
+
+
+class FileError(ValueError):
+    """A file that is not what it should be; the message names it and says what is wrong. Nothing was changed."""
 
 
 @contextmanager
@@ -50,18 +62,46 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(sealed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def unsealed(value: dict[str, Any]) -> dict[str, Any]:
-    """What `write_json` had been given, of what was read; files without a checksum are taken as they are.
+def read_json(path: Path, schema: type[T]) -> T:
+    """What a JSON file of `write_json` says, as an object of a schema; files without a checksum are taken as they are.
+
+    Parameters
+    ----------
+    path : Path
+    schema : type
+        A `msgspec.Struct`; `dict` takes any table.
 
     Raises
     ------
-    ValueError
-        When it is not what was written.
+    FileError
+        When it is not a table in JSON, its checksum is another, or it does not fit the schema.
+    FileNotFoundError
     """
-    rest = {name: entry for name, entry in value.items() if name != _SEAL}
-    if _SEAL in value and value[_SEAL] != _digest(rest):
-        raise ValueError("its checksum is not that of its contents")
-    return rest
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.pop(_SEAL, None) not in (None, _digest(found)):
+            raise ValueError("its checksum is not that of its contents")
+        return checked(found, schema)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+
+
+def checked(value: Any, schema: type[T]) -> T:
+    """A value of JSON as an object of a schema, or a ValueError that names the field, what it got and what it wants."""
+    try:
+        return msgspec.convert(value, schema)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        where = place.rstrip("`").lstrip(".")
+        mismatch = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
+        said = f"got {mismatch[2]}, wants {mismatch[1]}" if mismatch else what[0].lower() + what[1:]
+        raise ValueError(f"{where}: {said}" if where else said) from None
+
+
+def check_kind(path: Path, found: Any, kind: str, version: int) -> None:
+    """Raise unless a file's fields `kind` and `version` are those that this version reads."""
+    if found.kind != kind or found.version != version:
+        raise FileError(f"{path}: is a {found.kind!r} of version {found.version}, wants a {kind!r} of {version}")
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -14,13 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fastlin._files import replacing, unsealed
+from fastlin._files import FileError, replacing
 
 VERSION = 1
-
-
-class FileError(ValueError):
-    """A file that is not what it should be; the message names it and says what is wrong. Nothing was changed."""
 
 
 def write(path: Path, kind: str, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -85,24 +81,6 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(body["description"], dict):
         raise FileError(f"{path}: damaged, or not a file of fastlin: its description is not a table")
     return body["description"], tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The table of a JSON file, as `_files.write_json` had it.
-
-    Raises
-    ------
-    FileError
-        When it is not a table in JSON, or its checksum is another.
-    FileNotFoundError
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"is a {type(found).__name__}, wants a table")
-        return unsealed(found)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,9 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +106,7 @@ def _availability(backend: dict[str, Any]) -> str:
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    from fastlin.experiments.config import check_lengths
+    from fastlin.settings import check_lengths
 
     try:
         return check_lengths("N", [int(part) for part in text.split(",")])
@@ -113,33 +115,22 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    names = {
-        "slurm": ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT"),
-        "torchrun": ("RANK", "WORLD_SIZE"),
-    }.get(text)
-    wanted = "wants I/N with integers 0 <= I < N, slurm or torchrun"
     try:
-        if names is None:
-            place, count = map(int, text.split("/"))
-        else:
-            values = [int(os.environ[name]) for name in names]
-            place, count = values if text == "torchrun" else ((values[0] - values[1]) // values[2], values[3])
-    except KeyError as error:
-        raise argparse.ArgumentTypeError(f"got {text}, but {error.args[0]} is not set") from None
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"got {text!r}, {wanted}") from None
+        place, count = map(int, text.split("/"))
+    except ValueError:
+        place, count = 0, 0
     if not 0 <= place < count:
-        raise argparse.ArgumentTypeError(f"got {place}/{count}, {wanted}")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wants I/N with integers 0 <= I < N")
     return place, count
 
 
 def _theory(options: argparse.Namespace) -> None:
-    from fastlin import plots
-    from fastlin.experiments import config, curves
+    from fastlin import plots, settings
+    from fastlin.figures import curves
 
     if options.out is not None:
         plots.check_installed()
-    setting = config.load(options.config)
+    setting = settings.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)
     record = curves.compute(setting, line=options.json or options.out is not None)
@@ -154,7 +145,7 @@ def _add_train(commands: Any) -> None:
     command = commands.add_parser(
         "train",
         help="train a model in a regime, and set it beside its optimum",
-        description="Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume goes on from it. "
+        description="Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume resumes from it. "
         "Under torchrun the processes share each batch.",
     )
     command.add_argument("config", metavar="CONFIG", help="a TOML file, or a setting that ships: 2a to 2d, ...")
@@ -172,42 +163,43 @@ def _add_train(commands: Any) -> None:
         metavar="N,N,...",
         help="context lengths, in place of the config's",
     )
-    command.add_argument("--model", default="full", help="reduced, full, separate, stack or softmax (default: full)")
-    command.add_argument("--layers", type=int, default=1, metavar="L", help="of a stack")
-    command.add_argument("--attention-heads", type=int, default=1, metavar="H")
-    command.add_argument("--prompt-tokens", type=int, default=1, metavar="T", help="prompt tokens of each task")
-    command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
-    for name, kind in (("steps", int), ("batch", int), ("lr", float)):
-        command.add_argument(f"--{name}", type=kind, help="in place of the preset's")
-    command.add_argument("--trials", type=int, default=1, metavar="T", help="independent initialisations (default: 1)")
-    command.add_argument("--seed", type=int, default=0, metavar="S")
+    for name, option in _run_flags().items():
+        default = "" if option.default is None or "preset's" in option.metadata["help"] else _shown(option.default)
+        command.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=option.metadata["flag"],
+            metavar=name.upper(),
+            help=option.metadata["help"] + default,
+        )
     command.add_argument(
         "--set",
         action="append",
         default=[],
         dest="values",
         metavar="NAME=VALUE",
-        help="any other value of the preset, as TOML writes it: --set schedule=cosine --set clip=0.5",
+        help="any other field of a run, as TOML writes it: --set schedule=cosine --set clip=0.5",
     )
-    command.add_argument("--dtype", default="float32", help="float32 or float64 (default: float32)")
-    command.add_argument("--backend", default="auto")
-    command.add_argument(
-        "--device", default="cpu", help="cpu, or cuda: under torchrun each process has its own GPU (default: cpu)"
-    )
-    command.add_argument(
-        "--shards", type=int, metavar="S", help="pieces of a batch: the same bits for any number of processes"
-    )
-    command.add_argument("--memory", metavar="BYTES", help="of a step, such as 500M or 4G: trials go in chunks (2G)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
-    command.add_argument("--resume", action="store_true", help="go on with what is in the folder, to the same bits")
+    command.add_argument("--resume", action="store_true", help="resume what is in the folder, to the same bits")
     command.set_defaults(run=_train)
+
+
+def _run_flags() -> dict[str, Any]:
+    """The fields of a run that have a flag, by name."""
+    from fastlin.training.config import RunConfig
+
+    return {option.name: option for option in fields(RunConfig) if "flag" in option.metadata}
+
+
+def _shown(default: Any) -> str:
+    return f" (default: {str(default).removeprefix('torch.')})"
 
 
 def _add_reproduce(commands: Any) -> None:
     command = commands.add_parser(
         "reproduce",
         help="train and draw a figure of the paper, on its theory",
-        description="Train every cell of a panel and draw it. A call that was stopped goes on where it was.",
+        description="Train every cell of a panel and draw it. The same command resumes one that was stopped.",
     )
     command.add_argument(
         "figure",
@@ -223,21 +215,19 @@ def _add_reproduce(commands: Any) -> None:
     )
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
-    command.add_argument("--jobs", type=int, metavar="J", help="processes (default: one for each thread)")
-    command.add_argument(
-        "--shard",
-        type=_shard,
-        metavar="I/N",
-        help="only the I-th of N shares of the cells, from 0; slurm: the one of a job array's task; torchrun: the one "
-        "of its rank (default: share with all other calls on the same folder, whatever is left)",
+    where = command.add_mutually_exclusive_group()
+    where.add_argument(
+        "--jobs",
+        type=int,
+        metavar="J",
+        help="single-threaded processes, a local dask cluster (default: one for each thread of torch's); 1 trains cell "
+        "after cell in this process",
+    )
+    where.add_argument(
+        "--dask", metavar="ADDRESS|FILE", help="a dask cluster that is there: its scheduler's address or file"
     )
     command.add_argument(
-        "--patience",
-        type=float,
-        default=180.0,
-        metavar="SECONDS",
-        help="take over a cell whose worker, on another machine or stuck, gave no sign of life for so long "
-        "(default: 180, at least 10)",
+        "--shard", type=_shard, metavar="I/N", help="only every N-th cell, from the I-th on, counted from 0"
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/SCALE)")
     command.set_defaults(run=_reproduce)
@@ -253,38 +243,35 @@ def _add_reproduce(commands: Any) -> None:
 
 def _reproduce(options: argparse.Namespace) -> None:
     from fastlin import plots
-    from fastlin.experiments import forgetting, prompts, report, status
-    from fastlin.experiments.reproduce import Figure, Request, reproduce
+    from fastlin.figures import report, status
+    from fastlin.figures.reproduce import Request, reproduce
 
     plots.check_installed()
     out = options.out or Path("runs") / options.scale
-    how = {"shard": options.shard, "patience": options.patience}
-    request = Request(options.scale, options.preset, options.seed, options.jobs, **how)
-    second = {**{name: [figure] for name, figure in forgetting.FIGURES.items()}, "ff": [*forgetting.FIGURES.values()]}
-    name = options.figure
-    if name == "ff-claims":
-        _forgetting_claims(request, out)
+    request = Request(options.scale, options.preset, options.seed, options.jobs, shard=options.shard)
+    if options.figure in ("claims", "ff-claims"):
+        _claims(options.figure, request, options.dask, out)
         return
-    panels: list[Figure] = [*second[name]] if name in second else [*prompts.named(name, [*second, "ff-claims"])]
-    if not panels:
-        _claims(request, out)
-        return
-    records: list[dict[str, Any]] = []
-
-    def draw(panel: str) -> None:
-        plots.panel(out, panel)
-
-    with status.Line(out) as line:
+    panels = _panels(options.figure)
+    with _cluster(options.dask) as client, status.Line(out) as line:
         try:
-            records = reproduce(panels, out, request, drawn=draw, ended=line.ended, tick=line.show)
+            records = reproduce(
+                panels,
+                out,
+                request,
+                client=client,
+                drawn=lambda panel: plots.panel(out, panel),
+                ended=line.ended,
+                tick=line.show,
+            )
         except (KeyboardInterrupt, SystemExit) as stop:
             line.close()
-            print(f"fastlin: stopped; the same command goes on from {out}", file=sys.stderr)
+            print(f"fastlin: stopped; rerun the same command to resume {out}", file=sys.stderr)
             raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else stop.code) from None
     for record in records:
         ended = sum(cell["state"] in ("done", "failed") for cell in record["cells"])
         if ended < len(record["cells"]):
-            print(f"{record['title']}: {ended} of {len(record['cells'])} cells; the others are of other shards")
+            print(f"{record['title']}: {ended} of {len(record['cells'])} cells; the rest belong to other shards")
             continue
         print(f"{record['title']}", record.get("table") or report.as_table(record), sep="\n", end="")
         print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
@@ -294,80 +281,103 @@ def _reproduce(options: argparse.Namespace) -> None:
         raise ValueError("cells failed, the same command tries them again:\n" + "\n".join(texts))
 
 
-def _claims(request: Any, out: Path) -> None:
+@contextmanager
+def _cluster(place: str | None) -> Iterator[Any]:
+    """A client of the dask cluster at a place; None without one."""
+    from fastlin.figures import sweep
+
+    if place is None:
+        yield None
+        return
+    with sweep.cluster_at(place) as client:
+        yield client
+
+
+def _figures() -> dict[str, Any]:
+    """Every figure by its name."""
+    from fastlin.figures import forgetting, prompts
+
+    return {**prompts.PANELS, **prompts.BEYOND, **forgetting.FIGURES}
+
+
+def _panels(name: str) -> list[Any]:
+    """The figures that a name means: one, or all of a group."""
+    from fastlin.figures import forgetting, prompts
+    from fastlin.training.checks import choice
+
+    known = _figures()
+    groups: dict[str, Any] = {"all": prompts.PANELS, "beyond": prompts.BEYOND, "ff": forgetting.FIGURES}
+    choice("figure", name, [*known, *groups, "claims", "ff-claims"])
+    return [*groups[name].values()] if name in groups else [known[name]]
+
+
+def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
     from fastlin import plots
-    from fastlin.experiments import claims
-    from fastlin.experiments.reproduce import locked
+    from fastlin.figures import claims
+    from fastlin.figures.forgetting.claims import compute as compute_second
+    from fastlin.figures.reproduce import locked
 
-    if request.preset != "tuned" or request.jobs is not None or request.shard is not None:
+    if request.preset != "tuned" or request.jobs is not None or request.shard is not None or dask is not None:
         raise ValueError(
-            "claims: got --preset or --jobs or --shard, wants none: it trains a few cells, with the preset tuned"
+            f"{name}: got --preset, --jobs, --dask or --shard, wants none: it trains a few models with the preset tuned"
         )
+    second = name == "ff-claims"
+    compute = compute_second if second else claims.compute
+    effort = request.claims("forgetting" if second else "claims")
     with locked(out):
-        record = claims.compute(out, **request.claims(), report=lambda entry: print(claims.line(entry), flush=True))
-        print(*claims.write(record, out), *plots.claims(out), sep="\n")
-
-
-def _forgetting_claims(request: Any, out: Path) -> None:
-    from fastlin import plots
-    from fastlin.experiments import claims
-    from fastlin.experiments.forgetting.claims import compute
-    from fastlin.experiments.reproduce import locked
-
-    if request.preset != "tuned" or request.jobs is not None or request.shard is not None:
-        raise ValueError(
-            "ff-claims: got --preset or --jobs or --shard, wants none: it trains a few models, preset tuned"
-        )
-    with locked(out):
-        effort = request.claims("forgetting")
         record = compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
-        print(*claims.write(record, out, "ff-claims"), *plots.panel(out, "ff-claims"), sep="\n")
+        print(*claims.write(record, out, name), sep="\n")
+        print(*(plots.panel(out, name) if second else plots.claims(out)), sep="\n")
 
 
 def _plot(options: argparse.Namespace) -> None:
     from fastlin import plots
-    from fastlin.experiments.panel_files import panels_of
+    from fastlin.figures.panel_files import panels_of
+    from fastlin.figures.reproduce import close_panels
 
     claims, second = ((options.folder / f"{name}.json").exists() for name in ("claims", "ff-claims"))
-    names = [record["name"] for record in panels_of(options.folder, empty=claims or second)]
-    for name in [*names, *(["ff-claims"] if second else [])]:
+    records = panels_of(options.folder, empty=claims or second)
+    complete = close_panels(options.folder, _figures())
+    for name in [*complete, *(["ff-claims"] if second else [])]:
         print(*plots.panel(options.folder, name), sep="\n")
     if claims:
         print(*plots.claims(options.folder), sep="\n")
+    for record in records:
+        if record["name"] not in complete:
+            print(f"{record['name']}: not all cells have ended; not drawn", file=sys.stderr)
 
 
 def _status(options: argparse.Namespace) -> None:
-    from fastlin.experiments import status
+    from fastlin.figures import status
 
     sys.stdout.write(status.as_text(options.folder))
 
 
 def _train(options: argparse.Namespace) -> None:
-    from fastlin import plots
-    from fastlin.experiments import cells, config
-    from fastlin.training import team
+    from fastlin import plots, settings
+    from fastlin.training import table, team
 
-    setting = config.load(options.config)
+    setting = settings.load(options.config)
     if options.n:
         setting = setting.with_lengths(options.n)
     out = options.out or Path("runs") / Path(options.config).stem
-    names = ("model", "layers", "attention_heads", "prompt_tokens", "preset", "steps", "batch", "lr", "trials", "seed")
-    given = {name: getattr(options, name) for name in (*names, "dtype", "backend", "shards", "memory")}
+    flags = {name: getattr(options, name) for name in _run_flags()}
     values = dict(map(_value, options.values))
-    for name in {**given, "device": None, "n": None, "out": None, "resume": None}:
+    for name in {**flags, "n": None, "out": None, "resume": None}:
         if name in values:
             raise ValueError(f"--set: got {name}, which has a flag of its own: --{name.replace('_', '-')}")
-    headings = iter([cells.heading()])
+    given = {name: value for name, value in flags.items() if value is not None and name != "device"}
+    headings = iter([table.heading()])
 
     def report(row: dict[str, Any]) -> None:
-        print(*headings, cells.line(row), sep="\n", flush=True)
+        print(*headings, table.line(row), sep="\n", flush=True)
 
-    with team.joined(options.device) as device, team.folder(out) as own:
+    with team.joined(options.device or "cpu") as device, team.folder(out) as own:
         first = own == out
         try:
-            cells.train_cells(
+            table.train_cells(
                 setting,
-                cells.regimes(options.regime),
+                table.regimes(options.regime),
                 own,
                 options.resume or team.restarted(),
                 report if first else lambda row: None,
@@ -377,7 +387,7 @@ def _train(options: argparse.Namespace) -> None:
             )
         except KeyboardInterrupt:
             if first:
-                print(f"fastlin: stopped; --resume goes on from {out}", file=sys.stderr)
+                print(f"fastlin: stopped; --resume resumes {out}", file=sys.stderr)
             raise SystemExit(130) from None
         if first:
             try:

@@ -27,7 +27,6 @@ LONG_PATHS = (
     "docs",  # pages, docstrings and examples
     "processes",  # real ones: kills, Ctrl-C, torchrun, memory
     "faults/test_sweeps.py",  # kills and full disks
-    "training/test_wires.py",  # waits for sockets
     "test_many_tokens.py",  # 15 s
     "benchmarks",
     "fuzz",

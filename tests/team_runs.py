@@ -12,9 +12,7 @@ import torch
 from torch import distributed
 
 import fastlin as fl
-from fastlin.experiments import plan
-from fastlin.training import team
-from fastlin.training.wires import Wires
+from fastlin.training import judge
 
 BATCH = 256  # of an evaluation
 
@@ -61,9 +59,9 @@ def summary(run):
     }
 
 
-def launch(size, cases, folder, wired=True, seconds=240):
-    """Results of each process, by case: `size` processes train all cases, with sockets between them or not."""
-    given = [str(size), str(folder), json.dumps(cases), json.dumps(wired)]
+def launch(size, cases, folder, seconds=240):
+    """Results of each process, by case: `size` processes train all cases."""
+    given = [str(size), str(folder), json.dumps(cases)]
     workers = [
         subprocess.Popen([sys.executable, __file__, str(rank), *given], stderr=subprocess.PIPE, text=True)
         for rank in range(size)
@@ -78,19 +76,15 @@ def launch(size, cases, folder, wired=True, seconds=240):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def main(rank, size, folder, cases, wired):
+def main(rank, size, folder, cases):
     torch.set_num_threads(1)
-    if not json.loads(wired):
-        team._FEW = 1
-    plan._EVALUATION_BATCH = BATCH
+    judge._EVALUATION_BATCH = BATCH
     place = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=place, rank=int(rank), world_size=int(size))
     found = {}
     for case in json.loads(cases):
         out = {} if case == "alone" else {"out": Path(folder) / case}
         found[case] = {name: value.detach() for name, value in summary(train(case, **out)).items()}
-    # Whether their sums were made over sockets, or by the process group.
-    assert [type(held) for held in team._WIRES.values()] == [Wires] * json.loads(wired)
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 

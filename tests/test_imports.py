@@ -24,10 +24,9 @@ ALLOWED = {
     "_files": set(),
     "_threads": set(),
     "_tensors": {"_files"},
-    "models": {"_tensors", "data", "ops"},
-    "training": {"_files", "_tensors", "data", "models", "ops"},
-    "plots": {"_files"},
-    "experiments": {
+    "models": {"_files", "_tensors", "data", "ops"},
+    "settings": {"data", "theory"},
+    "training": {
         "_files",
         "_info",
         "_tensors",
@@ -36,12 +35,25 @@ ALLOWED = {
         "data",
         "models",
         "ops",
+        "settings",
         "theory",
+    },
+    "plots": {"_files"},
+    "figures": {"_files", "_info", "_threads", "data", "models", "ops", "settings", "theory", "training"},
+    "bench": {
+        "_extension",
+        "_files",
+        "_info",
+        "data",
+        "figures",
+        "ops",
+        "plots",
+        "reference",
+        "settings",
         "training",
     },
-    "bench": {"_extension", "_files", "_info", "data", "experiments", "ops", "plots", "reference", "training"},
     "__main__": {"cli"},
-    "cli": {"_info", "_version", "backends", "bench", "experiments", "plots", "training"},
+    "cli": {"_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
 }
 
 
@@ -94,8 +106,8 @@ def test_backends_do_not_know_each_other():
 
 
 def test_import_is_light():
-    """Neither the extensions nor Triton nor the plots' library is loaded before it is needed."""
-    heavy = ("fastlin._C", "fastlin._cuda", "triton", "matplotlib")
+    """Neither the extensions nor Triton nor the libraries of plots and clusters are loaded before they are needed."""
+    heavy = ("fastlin._C", "fastlin._cuda", "triton", "matplotlib", "dask", "distributed")
     script = f"import sys, fastlin; print(*(m for m in {heavy} if m in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []

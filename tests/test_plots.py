@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fastlin import plots
-from fastlin.experiments import config, curves
+from fastlin import plots, settings
+from fastlin.figures import curves
 from fastlin.plots.style import COLOURS
 
 ALL_EQUAL = "plain = fine-tuned = joint = shared shift\n= decoupled = scaled heads = lower bound"
@@ -21,7 +21,7 @@ context_lengths = [1, 4]
 
 
 def record(source, lengths=None):
-    found = config.load(source)
+    found = settings.load(source)
     return curves.compute(found.with_lengths(lengths) if lengths else found, line=True)
 
 

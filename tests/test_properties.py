@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import fastlin as fl
 from fastlin import cli
-from fastlin.experiments import config
-from fastlin.experiments.config import ConfigError
+from fastlin.settings import FIELDS, ConfigError, load
 
 # The same examples everywhere, no file of those that failed, and no limit on the time of one on a busy machine.
 property_of = settings(
@@ -162,11 +161,11 @@ def test_configs_are_right_or_their_field_is_named(tmp_path, changes):
     text = "".join(f"{name} = {toml_of(value)}\n" for name, value in values.items())
     path.write_text(text.encode("utf-8", "replace").decode(), encoding="utf-8")
     try:
-        found = config.load(path)
+        found = load(path)
     except ConfigError as error:
         said = str(error)
         assert said.startswith(f"{path}: ")
-        assert any(name in said for name in config.FIELDS) or "not valid TOML" in said
+        assert any(name in said for name in FIELDS) or "not valid TOML" in said
     else:
         assert "weight" not in values
         assert abs(float(found.mixture.weights.sum()) - 1) < 1e-9
@@ -188,7 +187,8 @@ FLAGS = st.sampled_from(
 )
 def test_the_command_line_says_what_is_wrong(tmp_path, monkeypatch, capsys, command, rest):
     """Nothing is trained: what is not wrong ends where training would begin."""
-    from fastlin.experiments import cells, curves, reproduce
+    from fastlin.figures import curves, reproduce
+    from fastlin.training import table
 
     class Right(Exception):
         pass
@@ -197,7 +197,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path, monkeypatch, capsys, comm
         raise Right
 
     monkeypatch.chdir(tmp_path)
-    for module, name in ((cells, "train_cells"), (reproduce, "reproduce"), (reproduce, "locked"), (curves, "compute")):
+    for module, name in ((table, "train_cells"), (reproduce, "reproduce"), (reproduce, "locked"), (curves, "compute")):
         monkeypatch.setattr(module, name, stop)
     try:
         code = cli.main([command, *rest])

@@ -8,7 +8,7 @@ import torch
 from folders import contents
 
 from fastlin import _tensors
-from fastlin._tensors import FileError
+from fastlin._files import FileError
 
 TENSORS = {
     "a": torch.tensor([1.0, float("nan"), -0.0, float("inf")]),

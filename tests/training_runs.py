@@ -17,9 +17,8 @@ import torch
 
 import fastlin as fl
 from fastlin import cli
-from fastlin._tensors import read_json
-from fastlin.experiments import plan
-from fastlin.training import record
+from fastlin._files import read_json
+from fastlin.training import judge, record
 from fastlin.training.loop import Loop
 from fastlin.training.record import Folder
 
@@ -96,7 +95,7 @@ def interrupt(folder, at, regime="plain", **options):
 def serve():
     """Fork a process for each request; say its id, and how it ended."""
     torch.set_num_threads(1)
-    plan._EVALUATION_BATCH = EVALUATION_BATCH
+    judge._EVALUATION_BATCH = EVALUATION_BATCH
     train("plain", **OPTIMISER["lbfgs"])
     train("plain", **MODELS["stack"])
     for line in sys.stdin:
@@ -164,7 +163,7 @@ class Forker:
 
 
 def result(folder):
-    found = read_json(folder / "result.json")
+    found = read_json(folder / "result.json", dict)
     assert found.pop("seconds") > 0
     return found
 

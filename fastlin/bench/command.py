@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace) -> tuple[Any, Any]:
     from fastlin import _info
     from fastlin.bench import run, suite
     from fastlin.bench.cases import OPS
-    from fastlin.training.regimes import choice
+    from fastlin.training.checks import choice
 
     effort = run.QUICK if options.quick else run.Effort()
     sizes = {name: getattr(options, name) for name in _SIZES}

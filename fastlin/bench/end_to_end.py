@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastlin import settings
 from fastlin.bench import jax_peers, sampled_peers
 from fastlin.bench.cases import Shape, parameters_of
 from fastlin.bench.checks import WrongResultError, relative_error
 from fastlin.bench.contenders import Call, Problem, SkippedError
 from fastlin.bench.timing import summary, timed
-from fastlin.experiments import config
-from fastlin.experiments.plan import Plan
-from fastlin.experiments.prompts import PANELS
+from fastlin.figures.prompts import PANELS
 from fastlin.ops import sampled
+from fastlin.training.config import RunConfig
 from fastlin.training.loop import Loop
+from fastlin.training.start import initial_model
 
 FIGURE = "2d"
 TRIALS, STEPS, BATCH = 50, 20_000, 8192
@@ -42,7 +43,7 @@ class Stretch:
 
 def measure(steps: int, batch: int, seconds: float) -> dict[str, Any]:
     """Time stretches of `steps` steps of fastlin's loop, and of its peers'; state a cell and a figure at their pace."""
-    lengths = config.load(PANELS[FIGURE].setting).context_lengths
+    lengths = settings.load(PANELS[FIGURE].setting).context_lengths
     cells = len(PANELS[FIGURE].series) * len(lengths)
     shape = Shape("sampled_loss", B=batch, n=round(statistics.fmean(lengths)), R=TRIALS)
     stretches: dict[str, Stretch] = {}
@@ -83,51 +84,46 @@ def measure(steps: int, batch: int, seconds: float) -> dict[str, Any]:
 
 def fastlin_stretch(shape: Shape, steps: int) -> Stretch:
     """A stretch of fastlin's own loop, checked against plain torch on the ops."""
-    training = plan(shape, steps, "auto")
+    training = cell_config(shape, steps, "auto")
     check_loop(training, loop(training), steps)
     return Stretch(lambda: [loop(training)], shape.R or 1, steps)
 
 
-def plan(shape: Shape, steps: int, backend: str) -> Plan:
+def cell_config(shape: Shape, steps: int, backend: str) -> RunConfig:
     """The cell in the regime `joint`, with the values that the paper states, and as many steps.
 
     It ends with one record, which has the exact risk: a stretch of a hundredth of the cell has its share of records.
     """
-    return Plan.of(
+    return RunConfig.resolve(
         sampled_peers.source(shape),
         "joint",
         shape.n,
-        target=None,
-        model="full",
-        layers=1,
-        attention_heads=1,
-        prompt_tokens=1,
         trials=shape.R or 1,
-        seed=0,
         records=1,
         preset="paper",
-        values={"steps": steps, "batch": shape.B, "start_attention": 0.01, "start_heads": 0.01},
-        dtype=torch.float32,
-        device="cpu",
+        steps=steps,
+        batch=shape.B,
+        start_attention=0.01,
+        start_heads=0.01,
         backend=backend,
     )
 
 
-def loop(training: Plan) -> Loop:
+def loop(training: RunConfig) -> Loop:
     """The loop, when it has run."""
-    made = Loop(training.job(progress=False))
+    made = Loop(training, progress=False)
     made.run()
     return made
 
 
-def bare(training: Plan, steps: int) -> Callable[[], None]:
+def bare(training: RunConfig, steps: int) -> Callable[[], None]:
     """The cell's kernel calls, gradients and fused Adam on the ops' own parameters, in the shortest loop."""
     with torch.no_grad():
-        forms = {name: form.clone() for name, form in training.model().forms().items() if form is not None}
+        forms = {name: form.clone() for name, form in initial_model(training).forms().items() if form is not None}
 
     def call() -> None:
         leaves = [form.clone().requires_grad_() for form in forms.values()]
-        optimiser = torch.optim.Adam(leaves, lr=training.protocol.lr, fused=True)
+        optimiser = torch.optim.Adam(leaves, lr=training.lr, fused=True)
         for step in range(steps):
             loss = _loss(training, leaves, step)
             optimiser.zero_grad()
@@ -137,20 +133,20 @@ def bare(training: Plan, steps: int) -> Callable[[], None]:
     return call
 
 
-def _loss(training: Plan, leaves: list[Tensor], step: int) -> Tensor:
+def _loss(training: RunConfig, leaves: list[Tensor], step: int) -> Tensor:
     """The op's loss (R,) on the data of a step."""
-    mix: Any = training.sources["mix"]
+    mix: Any = training.mix
     place: dict[str, Any] = {"seed": training.seed, "step": step, "backend": training.backend}
-    return sampled.sampled_loss(mix, training.n, training.protocol.batch, *leaves, **place)[0]
+    return sampled.sampled_loss(mix, training.n, training.batch, *leaves, **place)[0]
 
 
-def check_loop(training: Plan, made: Loop, steps: int) -> None:
+def check_loop(training: RunConfig, made: Loop, steps: int) -> None:
     """The loop's parameters are those of plain torch on the ops, to float32's rounding over a stretch."""
     with torch.no_grad():
-        leaves = [raw.clone() for raw in training.model().parameters()]
+        leaves = [raw.clone() for raw in initial_model(training).parameters()]
     for leaf in leaves:
         leaf.requires_grad_()
-    optimiser = torch.optim.Adam(leaves, lr=training.protocol.lr)
+    optimiser = torch.optim.Adam(leaves, lr=training.lr)
     W, v, p = leaves
     for step in range(steps):
         heads = v[:, None].expand(-1, p.shape[1], -1)
@@ -159,7 +155,7 @@ def check_loop(training: Plan, made: Loop, steps: int) -> None:
         torch.autograd.backward(loss.sum())
         optimiser.step()
     for name, leaf in zip(("W", "v", "p"), leaves, strict=True):
-        error = relative_error(getattr(made.job.model, name), leaf)
+        error = relative_error(getattr(made.model, name), leaf)
         if not error < 1e-3:
             raise WrongResultError(f"{name} differs from plain torch by {error:.2g}")
 

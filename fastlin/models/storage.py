@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from msgspec import Struct
 
 from fastlin import _tensors
+from fastlin._files import FileError, checked
 from fastlin.models.base import Model, Shape
 from fastlin.models.layer import Full, Reduced, Separate
 from fastlin.models.softmax import Softmax
@@ -15,6 +17,20 @@ from fastlin.models.stack import Stack
 from fastlin.models.units import UNITS, Units
 
 KINDS: dict[str, type[Model]] = {kind.name: kind for kind in (Reduced, Full, Separate, Stack, Softmax)}
+
+
+class Description(Struct, frozen=True):
+    """What the file of a model says besides its tensors; `Model.describe` writes it."""
+
+    model: str
+    shape: Shape
+    see_query: bool
+    residual: float
+    trainable_entry: bool
+    fixed_head: bool
+    unit: float
+    dtype: Literal["float32", "float64"]
+    shot_scale: bool = False
 
 
 def save(model: Model, path: str | Path, **also: Any) -> None:
@@ -66,17 +82,23 @@ def load(path: str | Path) -> Model:
     ...     print(fl.models.load(run.folder / "model.safetensors").W.shape)
     torch.Size([1, 3, 3])
     """
-    description, tensors = _tensors.read(Path(path), "model")
-    factors = {name: tensors[f"{name}_unit"] for name in UNITS}
-    model = KINDS[description["model"]](
-        Shape(**description["shape"]),
-        Units(**factors, loss=description["unit"]),
-        see_query=description["see_query"],
-        shot_scale=description.get("shot_scale", False),
-        residual=description["residual"],
-        trainable_entry=description["trainable_entry"],
-        fixed_head=description["fixed_head"],
-        dtype=getattr(torch, description["dtype"]),
-    )
-    model.load_state_dict(tensors)
+    described, tensors = _tensors.read(Path(path), "model")
+    try:
+        about = checked(described, Description)
+        if about.model not in KINDS:
+            raise ValueError(f"model: got {about.model!r}, wants one of {', '.join(KINDS)}")
+        model = KINDS[about.model](
+            about.shape,
+            Units(**{name: tensors[f"{name}_unit"] for name in UNITS}, loss=about.unit),
+            see_query=about.see_query,
+            shot_scale=about.shot_scale,
+            residual=about.residual,
+            trainable_entry=about.trainable_entry,
+            fixed_head=about.fixed_head,
+            dtype=getattr(torch, about.dtype),
+        )
+        model.load_state_dict(tensors)
+    except (ValueError, KeyError, RuntimeError) as error:
+        reason = f"has no tensor {error}" if isinstance(error, KeyError) else str(error).replace("\n", " ")
+        raise FileError(f"{path}: damaged, or not a model of fastlin: {reason}") from None
     return model

@@ -1,8 +1,8 @@
 """The loop: any model, regime and number of trials.
 
 A step asks the model for its loss on fresh sequences, which depend on the seed and the step alone, and the optimiser
-for an update. Trials never meet: the loss is a sum over them, and each trial's gradient is its own. A checkpoint holds
-all that a run is at a step, and a loop that is given it goes on with the same bits.
+for an update. Trials do not interact: the loss is a sum over them, and each trial's gradient is its own. A checkpoint
+holds the whole state at a step, and a loop that restores it continues with the same bits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,37 @@ from torch import Tensor
 
 from fastlin.models import Model
 from fastlin.training import checkpoint
-from fastlin.training.job import Job
+from fastlin.training.config import RunConfig
+from fastlin.training.judge import Judge
 from fastlin.training.objective import Objective, place_of
+from fastlin.training.optimiser import make_optimiser, multiplier
 from fastlin.training.progress import Progress
 from fastlin.training.record import Folder
 from fastlin.training.regimes import Phase
 from fastlin.training.signals import Signal
-
-__all__ = ["Job", "Loop"]
+from fastlin.training.start import initial_model, training_sources
+from fastlin.training.team import ALONE, Team
 
 
 class Loop:
     """A run in the making.
 
+    Parameters
+    ----------
+    config : RunConfig
+    team : Team
+        The processes that share each batch.
+    folder : Folder or None
+        Where records and checkpoints go, in the process that writes.
+    checkpoint_seconds : float
+        Between checkpoints.
+    progress : bool or None
+        Show a live line; None: when the output is a terminal.
+
     Attributes
     ----------
+    model : Model
+    judge : Judge
     step : int
         Steps done.
     diverged : dict of int to int
@@ -44,8 +60,19 @@ class Loop:
         result on disk.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(
+        self,
+        config: RunConfig,
+        team: Team = ALONE,
+        folder: Folder | None = None,
+        checkpoint_seconds: float = 10.0,
+        progress: bool | None = None,
+    ) -> None:
+        self.config, self.team, self.folder = config, team, folder
+        self.model, self.judge = initial_model(config), Judge(config, team)
+        self._checkpoint_seconds, self._progress = checkpoint_seconds, progress
+        self._sources = training_sources(config)
+        self._record_every = max(config.steps // config.records, 1)
         self.step = 0
         self.signal = Signal()
         self.seconds = 0.0
@@ -54,27 +81,28 @@ class Loop:
         self.optimiser: torch.optim.Optimizer | None = None
         self._average: list[Tensor] = []
         self._averaged = 0
-        trials = job.model.shape.trials
-        self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=job.model.attention_unit.device)
+        trials = config.shape.trials
+        self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=config.device)
         self._summed = 0
         self._dead: Tensor | None = None
         self._still: list[tuple[Tensor, Tensor, Tensor]] = []
-        shares = len(job.regime.phases)
-        self._ends = [job.protocol.steps * (i + 1) // shares for i in range(shares)]
+        phases = len(config.regime.phases)
+        self._ends = [config.steps * (i + 1) // phases for i in range(phases)]
 
     def run(self) -> None:
         """Train to the end, from where the state is."""
-        job = self.job
+        config = self.config
         started, before = time.monotonic(), self.seconds
         saved = started
-        with Progress(job.progress, f"{job.regime.name} n={job.n}", self.step, job.protocol.steps) as progress:
+        optimum = None if self.judge.optimum is None else float(self.judge.optimum)
+        with Progress(self._progress, f"{config.regime.name} n={config.n}", self.step, config.steps) as progress:
             for index, objective, first, end in self._phases():
                 while self.step < end:
                     now = time.monotonic()
                     self.seconds = before + now - started
-                    due = self.signal.stop is not None or now - saved >= job.checkpoint_seconds
-                    if job.folder is not None and due:
-                        self._save(job.folder)
+                    due = self.signal.stop is not None or now - saved >= self._checkpoint_seconds
+                    if self.folder is not None and due:
+                        self._save(self.folder)
                         saved = now
                     self.signal.raise_if_caught()
                     share = (self.step - first) / (end - first)
@@ -83,9 +111,9 @@ class Loop:
                     self._add_to_average(first, end)
                     if self.step == end:
                         self._take_average()
-                    if self.step % job.record_every == 0 or self.step == end:
+                    if self.step % self._record_every == 0 or self.step == end:
                         self._record(index)
-                    progress.show(self.step, objective.sequences, self.records, job.optimum)
+                    progress.show(self.step, objective.sequences, self.records, optimum)
                 self.optimiser = None
         self.seconds = before + time.monotonic() - started
 
@@ -93,33 +121,33 @@ class Loop:
         """Places of the phases that are left, each with its optimiser made and its parameters set to train."""
         firsts = [0, *self._ends[:-1]]
         for index, (first, end) in enumerate(zip(firsts, self._ends, strict=True)):
-            phase = self.job.regime.phases[index]
+            phase = self.config.regime.phases[index]
             if self.step >= end:
                 continue
             if self.optimiser is None:
                 self._begin(phase)
-            yield index, Objective(self.job, phase), first, end
+            yield index, Objective(self.config, self.model, self._sources, self.team, phase), first, end
 
     def _begin(self, phase: Phase) -> None:
-        model = self.job.model
+        model = self.model
         model.requires_grad_(False)
         trained = list(dict.fromkeys(raw for group in phase.trains for raw in model.group(group)))
         for raw in trained:
             raw.requires_grad_(True)
         self._still = self._held_still(phase)
-        self.optimiser = self.job.protocol.make_optimiser(trained)
+        self.optimiser = make_optimiser(self.config, trained)
         self._largest = [group["lr"] for group in self.optimiser.param_groups]
         self._average, self._averaged = [], 0
 
     def _held_still(self, phase: Phase) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Parameters that some variants of a regime do not train: with their trials and what these hold."""
-        job = self.job
+        regime = self.config.regime
         found: list[tuple[Tensor, Tensor, Tensor]] = []
-        index = place_of(job.regime, phase)
-        for raw in self.job.model.parameters():
+        index = place_of(regime, phase)
+        for raw in self.model.parameters():
             idle = [
-                all(raw is not other for group in row.phases[index].trains for other in job.model.group(group))
-                for row in job.regime.variants
+                all(raw is not other for group in row.phases[index].trains for other in self.model.group(group))
+                for row in regime.variants
             ]
             if raw.requires_grad and any(idle):
                 rows = torch.tensor(idle * (len(raw) // len(idle)), device=raw.device)
@@ -127,9 +155,9 @@ class Loop:
         return found
 
     def _one_step(self, objective: Objective, share: float) -> None:
-        optimiser, protocol = self.optimiser, self.job.protocol
+        optimiser = self.optimiser
         assert optimiser is not None
-        factor = protocol.factor(share)
+        factor = multiplier(self.config, share)
         for group, largest in zip(optimiser.param_groups, self._largest, strict=True):
             group["lr"] = largest * factor
 
@@ -137,9 +165,9 @@ class Loop:
             optimiser.zero_grad()
             self._loss = objective.backward(self.step, share, turn, self._trained(), self.signal.caught)
             self.signal.heard = objective.heard
-            value = (self._loss.sum() / self.job.model.loss_unit).item()
+            value = (self._loss.sum() / self.model.loss_unit).item()
             if not math.isfinite(value):
-                self._bury(~torch.isfinite(self._loss).cpu())
+                self._drop_diverged(~torch.isfinite(self._loss).cpu())
             for raw, rows, _ in self._still:
                 assert raw.grad is not None
                 raw.grad[rows] = 0.0
@@ -147,8 +175,8 @@ class Loop:
                 for raw in self._trained():
                     assert raw.grad is not None
                     raw.grad[self._dead] = 0.0
-            if protocol.clip is not None:
-                _clip(self._trained(), protocol.clip)
+            if self.config.clip is not None:
+                _clip(self._trained(), self.config.clip)
             return value
 
         for turn in range(objective.turns):
@@ -164,7 +192,7 @@ class Loop:
         return [raw for group in self.optimiser.param_groups for raw in group["params"]]
 
     @torch.no_grad()
-    def _bury(self, bad: Tensor) -> None:
+    def _drop_diverged(self, bad: Tensor) -> None:
         """End trials: their rows of parameters, gradients, averages and optimiser are zero from here on."""
         trials = len(bad)
         for trial in bad.nonzero()[:, 0].tolist():
@@ -175,7 +203,7 @@ class Loop:
         held = [
             value for state in self.optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
         ]
-        rows = [raw for raw in (*self.job.model.parameters(), *self._average, *held) if raw.ndim and len(raw) == trials]
+        rows = [raw for raw in (*self.model.parameters(), *self._average, *held) if raw.ndim and len(raw) == trials]
         self._dead = torch.zeros(trials, dtype=torch.bool)
         self._dead[list(self.diverged)] = True
         for raw in rows:
@@ -183,7 +211,7 @@ class Loop:
 
     @torch.no_grad()
     def _add_to_average(self, first: int, end: int) -> None:
-        if self.step <= end - round(self.job.protocol.average * (end - first)):
+        if self.step <= end - round(self.config.average * (end - first)):
             return
         trained = [raw.detach() for raw in self._trained()]
         if not self._average:
@@ -201,7 +229,7 @@ class Loop:
         """Mean losses since the last record, and the risk now."""
         self._compare_parameters()
         with torch.no_grad():
-            risk, error = self.job.risk(self.job.model, self.job.regime.phases[index].prompts)
+            risk, error = self.judge.on_the_way(self.model, self.config.regime.phases[index].prompts)
         record: dict[str, Any] = {
             "step": self.step,
             "phase": index,
@@ -217,12 +245,12 @@ class Loop:
 
     def _compare_parameters(self) -> None:
         """Raise when processes that train together do not hold the same bits: machines may round differently."""
-        team = self.job.team
+        team = self.team
         if team.size == 1:
             return
-        held = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.job.model.parameters()]
+        held = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.model.parameters()]
         own = hashlib.sha256(b"".join(held)).hexdigest()
-        if team.told(lambda: (own, {}))[0] != own:
+        if team.broadcast(lambda: own) != own:
             raise RuntimeError(
                 f"train: process {team.rank} of {team.size} holds other parameters than process 0 at step {self.step}; "
                 "wants machines that compute alike: the same versions and instruction set (fastlin info)"
@@ -237,29 +265,29 @@ class Loop:
 
     def _add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        if self.job.folder is not None:
-            self.job.folder.append(record)
+        if self.folder is not None:
+            self.folder.append(record)
 
     def begin_after(self, model: Model, step: int, diverged: dict[int, int]) -> None:
         """Take the parameters of a run that did the phases up to a step; its trials that diverged stay so.
 
         Where the regime has variants and the run had not, all variants of a seed go on from its trial.
         """
-        repeat = self.job.model.shape.trials // model.shape.trials
+        repeat = self.model.shape.trials // model.shape.trials
         self.step = step
         self.diverged = {trial * repeat + i: at for trial, at in diverged.items() for i in range(repeat)}
         with torch.no_grad():
-            for raw, held in zip(self.job.model.parameters(), model.parameters(), strict=True):
+            for raw, held in zip(self.model.parameters(), model.parameters(), strict=True):
                 raw.copy_(held.repeat_interleave(repeat, 0))
                 raw[list(self.diverged)] = 0.0
         if self.diverged:
-            self._dead = torch.zeros(self.job.model.shape.trials, dtype=torch.bool)
+            self._dead = torch.zeros(self.model.shape.trials, dtype=torch.bool)
             self._dead[list(self.diverged)] = True
 
     def _save(self, folder: Folder) -> None:
         tensors: dict[str, Tensor] = {}
         held = {
-            "model": dict(self.job.model.named_parameters()),
+            "model": dict(self.model.named_parameters()),
             "optimiser": None if self.optimiser is None else self.optimiser.state_dict(),
             "largest": self._largest,
             "average": self._average,
@@ -277,9 +305,9 @@ class Loop:
         held = checkpoint.restore(tree, tensors)
         self.step, self.seconds, self.records = held["step"], held["seconds"], records
         with torch.no_grad():
-            for name, raw in self.job.model.named_parameters():
+            for name, raw in self.model.named_parameters():
                 raw.copy_(held["model"][name])
-        phase = next(phase for phase, end in zip(self.job.regime.phases, self._ends, strict=True) if self.step < end)
+        phase = next(phase for phase, end in zip(self.config.regime.phases, self._ends, strict=True) if self.step < end)
         self._begin(phase)
         assert self.optimiser is not None
         _load(self.optimiser, held["optimiser"])
@@ -287,7 +315,7 @@ class Loop:
         self._total = held["total"].to(self._total.device)
         self._summed, self.diverged = held["summed"], held["diverged"]
         if self.diverged:
-            self._bury(torch.zeros(self.job.model.shape.trials, dtype=torch.bool))
+            self._drop_diverged(torch.zeros(self.model.shape.trials, dtype=torch.bool))
 
 
 def _load(optimiser: torch.optim.Optimizer, held: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """What a phase descends: the loss of every trial on the sequences of a step, and its gradients.
 
-A batch may be cut into pieces, by the index of the sequences, and the trials into chunks. A piece's losses are its
-part of the whole batch's: its mean has the share of its sequences, and where tasks have weights, each task's mean has
-the share of the task's sequences. So the sums over pieces are the losses and gradients of the batch, to rounding. They
-are added in float64, in one buffer, which processes that share the pieces add up in one call:
+A batch may be cut into pieces, by the index of the sequences. A piece's losses are its part of the whole batch's: its
+mean has the share of its sequences, and where tasks have weights, each task's mean has the share of the task's
+sequences. So the sums over pieces are the losses and gradients of the batch, to rounding. They are added in float64, in
+one buffer, which processes that share the pieces add up in one call:
 
     [ losses (R,), gradients (P,) ]  a row for each piece, or one for all          signals (2,)
 
@@ -19,16 +19,17 @@ import torch
 from torch import Tensor
 
 from fastlin.data.sources import TaskMixture
+from fastlin.models import Model
 from fastlin.ops.sampled import Source, Stream
-from fastlin.training.job import Job
-from fastlin.training.memory import chunks
+from fastlin.training.config import RunConfig
 from fastlin.training.regimes import Phase, Regime, Term, keyed
+from fastlin.training.team import Team
 
 _SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 class Draw(NamedTuple):
-    """A term of an objective on a piece of a batch and a chunk of the trials, ready for the ops."""
+    """A term of an objective on a piece of a batch, ready for the ops."""
 
     term: Term
     shots: int
@@ -60,45 +61,40 @@ class Objective:
         A signal that any of several processes has had in the last step.
     """
 
-    def __init__(self, job: Job, phase: Phase) -> None:
-        self.job, self.phase = job, phase
+    def __init__(self, config: RunConfig, model: Model, sources: dict[str, Source], team: Team, phase: Phase) -> None:
+        self.config, self.model, self.sources, self.team, self.phase = config, model, sources, team, phase
         self.heard: int | None = None
-        self._in_pieces = job.team.size > 1 or job.shards is not None
-        pieces = job.shards or job.team.size
-        self._rows = job.shards or 1
-        variants = max(len(job.regime.variants), 1)
-        parts = chunks(job.model.shape.trials // variants, job.seeds_at_once)
+        self._in_pieces = team.size > 1 or config.shards is not None
+        pieces = config.shards or team.size
+        self._rows = config.shards or 1
         terms = range(len(phase.objective))
-        # For each piece of this process, the terms of each chunk.
+        # The terms of each piece of this process, by its row of the buffer.
         self._units = {
-            piece if job.shards else 0: [[self._draw(i, piece, pieces, seeds) for i in terms] for seeds in parts]
-            for piece in job.team.share(pieces)
+            piece if config.shards else 0: [self._draw(i, piece, pieces) for i in terms] for piece in team.share(pieces)
         }
-        whole = [self._draw(i, 0, 1, parts[0]) for i in terms]
+        whole = [self._draw(i, 0, 1) for i in terms]
         self.turns = max(len(draw.sources) for draw in whole)
         self.sequences = self.turns * sum(draw.batch for draw in whole)
 
-    def _draw(self, index: int, piece: int, pieces: int, seeds: range) -> Draw:
-        job, phase, term = self.job, self.phase, self.phase.objective[index]
-        protocol, source = job.protocol, job.sources[term.source]
-        variants = max(len(job.regime.variants), 1)
-        all_seeds = job.model.shape.trials // variants
-        key, at = list(keyed(phase.objective))[index], place_of(job.regime, phase)
-        terms = [keyed(row.phases[at].objective).get(key) for row in job.regime.variants]
-        has = [i for i in range(variants) if not terms or terms[i] is not None]
+    def _draw(self, index: int, piece: int, pieces: int) -> Draw:
+        config, phase, term = self.config, self.phase, self.phase.objective[index]
+        regime, source = config.regime, self.sources[term.source]
+        key, at = list(keyed(phase.objective))[index], place_of(regime, phase)
+        terms = [keyed(row.phases[at].objective).get(key) for row in regime.variants]
+        has = [i for i in range(config.variants) if not terms or terms[i] is not None]
         rows = None
-        if len(has) < variants or len(seeds) < all_seeds:
-            trials = [seed * variants + i for seed in seeds for i in has]
-            rows = torch.tensor(trials, device=job.model.attention_unit.device)
-        own = [index * all_seeds + seed for seed in seeds for _ in has]
-        stream: Stream = own if protocol.own_data else index
-        shots = job.n if term.shots is None else term.shots
+        if len(has) < config.variants:
+            trials = [seed * config.variants + i for seed in range(config.trials) for i in has]
+            rows = torch.tensor(trials, device=self.model.attention_unit.device)
+        own = [index * config.trials + seed for seed in range(config.trials) for _ in has]
+        stream: Stream = own if config.own_data else index
+        shots = config.n if term.shots is None else term.shots
         mixed = isinstance(source, TaskMixture) and source.K > 1
-        batch, weight, sources = protocol.batch, None, [source]
-        if mixed and protocol.prompts_in_turn and phase.trains == ("prompts",):
+        batch, weight, sources = config.batch, None, [source]
+        if mixed and config.prompts_in_turn and phase.trains == ("prompts",):
             assert isinstance(source, TaskMixture)
             sources = [source.reweighted(row) for row in torch.eye(source.K, dtype=torch.float64)]
-        elif mixed and protocol.batch_per_task:
+        elif mixed and config.batch_per_task:
             assert isinstance(source, TaskMixture)
             equal = torch.full((source.K,), 1.0 / source.K, dtype=torch.float64)
             balanced = source.reweighted(equal, stratify=True)
@@ -109,7 +105,7 @@ class Objective:
             share = 1.0
             if pieces > 1:
                 weight = weight * balanced.task_counts(first, last - first) / balanced.task_counts(0, batch)
-            weight = weight.to(job.model.attention_unit)
+            weight = weight.to(self.model.attention_unit)
         own_terms = [t for t in terms if t is not None]
         return Draw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
 
@@ -134,20 +130,20 @@ class Objective:
         """
         if not self._in_pieces:
             return self._backward(self._units[0], step, progress, turn)
-        R, device = self.job.model.shape.trials, self.job.model.attention_unit.device
+        R, device = self.model.shape.trials, self.model.attention_unit.device
         sizes = [R, *(raw.numel() for raw in trained)]
         width = sum(sizes)
         flat = torch.zeros(self._rows * width + len(_SIGNALS), dtype=torch.float64, device=device)
         rows = flat[: -len(_SIGNALS)].view(self._rows, width).unbind()
-        for row, chunks_of_terms in self._units.items():
-            loss = self._backward(chunks_of_terms, step, progress, turn)
+        for row, draws in self._units.items():
+            loss = self._backward(draws, step, progress, turn)
             grads = [raw.new_zeros(raw.numel()) if raw.grad is None else raw.grad.view(-1) for raw in trained]
             torch.cat([loss, *grads], out=rows[row])
             for raw in trained:
                 raw.grad = None
         if caught is not None:
             flat[_SIGNALS.index(caught) - len(_SIGNALS)] = 1.0
-        self.job.team.add(flat)
+        self.team.add(flat)
         had = flat[-len(_SIGNALS) :].tolist()
         self.heard = next((number for number, count in zip(_SIGNALS, had, strict=True) if count), None)
         total = rows[0]
@@ -158,33 +154,31 @@ class Objective:
             raw.grad = gradient.view(raw.shape)
         return loss
 
-    def _backward(self, units: list[list[Draw]], step: int, progress: float, turn: int) -> Tensor:
+    def _backward(self, draws: list[Draw], step: int, progress: float, turn: int) -> Tensor:
         """Add the gradients of some terms to the parameters'; returns their losses (R,), 0 where there is nothing."""
-        total = None
-        for draws in units:
-            if any(draw.batch for draw in draws):
-                loss = self.loss(draws, step, progress, turn)
-                torch.autograd.backward(loss.sum() / self.job.model.loss_unit)
-                total = loss.detach() if total is None else total + loss.detach()
-        return self.job.model.attention_unit.new_zeros(self.job.model.shape.trials) if total is None else total
+        if not any(draw.batch for draw in draws):
+            return self.model.attention_unit.new_zeros(self.model.shape.trials)
+        loss = self.loss(draws, step, progress, turn)
+        torch.autograd.backward(loss.sum() / self.model.loss_unit)
+        return loss.detach()
 
     def loss(self, draws: list[Draw], step: int, progress: float, turn: int) -> Tensor:
         """The loss of each trial on terms of the objective, (R,); zero of trials that these do not have."""
-        job, losses = self.job, []
+        losses = []
         for draw in draws:
             if draw.batch == 0:
                 continue
-            loss, _ = job.model.loss(
+            loss, _ = self.model.loss(
                 draw.sources[turn % len(draw.sources)],
                 draw.shots,
                 draw.batch,
-                seed=job.seed,
+                seed=self.config.seed,
                 step=step,
                 stream=draw.stream,
                 offset=draw.offset,
                 prompts=self.phase.prompts,
                 weight=draw.weight,
-                backend=job.backend,
+                backend=self.config.backend,
                 rows=draw.rows,
             )
             if draw.share != 1.0:
@@ -195,6 +189,6 @@ class Objective:
             elif draw.term.weight_at(progress) != 1.0:
                 loss = draw.term.weight_at(progress) * loss
             if draw.rows is not None:
-                loss = loss.new_zeros(job.model.shape.trials).index_copy(0, draw.rows, loss)
+                loss = loss.new_zeros(self.model.shape.trials).index_copy(0, draw.rows, loss)
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)

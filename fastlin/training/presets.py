@@ -14,24 +14,21 @@ does, and `paper` the same, since the text does not say more. Its steps are thos
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
-from fastlin.training.protocol import Protocol
-from fastlin.training.regimes import Regime, choice
+from fastlin.training.checks import choice
+from fastlin.training.regimes import Regime
 
-_AUTHORS = Protocol(
-    steps=100_000,
-    batch=3072,
-    lr=1e-3,
-    weight_decay=1e-3,
-    scale="1/sqrt(d+1)",
-    fixed_head=True,
-    batch_per_task=True,
-    prompts_in_turn=True,
-)
+_AUTHORS: dict[str, Any] = {
+    "steps": 100_000,
+    "batch": 3072,
+    "lr": 1e-3,
+    "weight_decay": 1e-3,
+    "scale": "1/sqrt(d+1)",
+    "fixed_head": True,
+    "batch_per_task": True,
+    "prompts_in_turn": True,
+}
 # The reduced model has its own initialisation and no scale in the authors' code.
 _REDUCED_START = {"scale": 1.0, "start": "normal", "start_attention": 0.1, "start_prompts": 0.1}
 # Wq Wk' of two matrices that start uniform within 1/sqrt(d+1), or within that over d+1 in a stack, has entries of the
@@ -39,28 +36,29 @@ _REDUCED_START = {"scale": 1.0, "start": "normal", "start_attention": 0.1, "star
 _FULL_START = {"start_attention": "1/sqrt(3(d+1))"}
 _STACK_START = {"start_attention": "1/sqrt(3)/(d+1)^2.5", "start_values": "1/(d+1)^1.5"}
 
-PRESETS = {
-    "paper": Protocol(steps=20_000, batch=8192, lr=1e-3),
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"steps": 20_000, "batch": 8192, "lr": 1e-3},
     "authors": _AUTHORS,
-    "tuned": Protocol(
-        steps=6000,
-        batch=8192,
-        lr=0.02,
+    "tuned": {
+        "steps": 6000,
+        "batch": 8192,
+        "lr": 0.02,
         # A short memory of the gradients' size: with 0.999 trials of joint+heads end 1 % too high at n = 1.
-        optimiser_options={"betas": (0.9, 0.98)},
-        schedule="one-cycle",
-        clip=1.0,
-        average=0.2,
-        units="data",
-        trainable_entry=True,
-        start="normal",
-        start_attention=0.1,
-        start_values=0.1,
-        start_heads=0.1,
-        start_prompts=0.1,
-        start_readout=1.0,
-    ),
+        "optimiser_options": {"betas": (0.9, 0.98)},
+        "schedule": "one-cycle",
+        "clip": 1.0,
+        "average": 0.2,
+        "units": "data",
+        "trainable_entry": True,
+        "start": "normal",
+        "start_attention": 0.1,
+        "start_values": 0.1,
+        "start_heads": 0.1,
+        "start_prompts": 0.1,
+        "start_readout": 1.0,
+    },
 }
+"""Fields of `RunConfig` by the name of the preset."""
 _FORGETTING: dict[str, Any] = {
     "own_data": True,
     "see_query": True,
@@ -68,24 +66,24 @@ _FORGETTING: dict[str, Any] = {
     "heads_averaged": True,
     "fixed_head": True,
 }
-_FORGETTING_AUTHORS = Protocol(
-    steps=5000,
-    batch=5000,
-    lr=0.01,
-    optimiser="SGD",
-    optimiser_options={"momentum": 0.9},
-    clip=1.0,
-    points=100_000,
-    start="normal",
-    start_attention=0.05,
-    start_values=0.05,
-    start_heads=0.05,
+_FORGETTING_AUTHORS: dict[str, Any] = {
+    "steps": 5000,
+    "batch": 5000,
+    "lr": 0.01,
+    "optimiser": "SGD",
+    "optimiser_options": {"momentum": 0.9},
+    "clip": 1.0,
+    "points": 100_000,
+    "start": "normal",
+    "start_attention": 0.05,
+    "start_values": 0.05,
+    "start_heads": 0.05,
     **_FORGETTING,
-)
+}
 FORGETTING = {
     "paper": _FORGETTING_AUTHORS,
     "authors": _FORGETTING_AUTHORS,
-    "tuned": replace(PRESETS["tuned"], steps=3000, batch=5000, **_FORGETTING),
+    "tuned": {**PRESETS["tuned"], "steps": 3000, "batch": 5000, **_FORGETTING},
 }
 """The presets of the regimes of fine-tuning without forgetting; steps of a phase."""
 OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
@@ -96,62 +94,31 @@ OF_MODEL: dict[tuple[str, str], dict[str, Any]] = {
     ("paper", "softmax"): _FULL_START,
     ("authors", "softmax"): _FULL_START,
     ("paper", "stack"): _STACK_START,
-    ("authors", "stack"): {
-        **_STACK_START,
-        "residual": 2.0,
-        "see_query": True,
-    },
+    ("authors", "stack"): {**_STACK_START, "residual": 2.0, "see_query": True},
 }
 """What a preset has otherwise for one model."""
 
 
-def resolve(preset: str, model: str, given: Mapping[str, Any], regime: Regime | None = None) -> Protocol:
-    """The values of a preset for a model, with those that were given in their place; None is the preset's.
-
-    The regime decides whose presets they are; without one they are those of the paper on prompts.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Naming the value, what it got and what it wants.
+def values(preset: str, model: str, regime: Regime) -> dict[str, Any]:
+    """The fields of `RunConfig` that a preset decides for a model; the regime says which paper's presets they are.
 
     Parameters
     ----------
     preset, model : str
-    given : mapping
-        Fields of `Protocol`.
-    regime : Regime, optional
+    regime : Regime
 
     Returns
     -------
-    Protocol
+    dict
 
     Examples
     --------
-    >>> fl.training.presets.resolve("paper", "full", {"steps": 100}).lr
+    >>> from fastlin.training import presets, regimes
+    >>> presets.values("paper", "full", regimes.REGIMES["joint"])["lr"]
     0.001
     """
     choice("preset", preset, PRESETS)
-    if regime is not None and regime.study == "forgetting":
+    if regime.study == "forgetting":
         base = FORGETTING[preset]
-        base = replace(base, steps=base.steps * len(regime.phases))
-    else:
-        base = replace(PRESETS[preset], **OF_MODEL.get((preset, model), {}))
-    values: dict[str, Any] = {}
-    names = [known.name for known in fields(Protocol)]
-    for name, value in given.items():
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise TypeError(f"train: got an unknown argument {name!r}{hint}, wants one of {', '.join(names)}")
-        if value is not None or name in ("clip", "points"):
-            values[name] = value
-    protocol = replace(base, **values)
-    kind = protocol.optimiser_class
-    if kind is None:
-        for name in ("lr", "weight_decay", "optimiser_options"):
-            if name in values:
-                raise ValueError(f"{name}: got {values[name]!r} beside a function that makes the optimiser, wants None")
-    # Options of the preset's optimiser are not those of another.
-    options = base.optimiser_options if kind is base.optimiser_class else {}
-    return replace(protocol, optimiser_options={**options, **values.get("optimiser_options", {})})
+        return {**base, "steps": base["steps"] * len(regime.phases)}
+    return {**PRESETS[preset], **OF_MODEL.get((preset, model), {})}

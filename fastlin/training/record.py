@@ -15,40 +15,85 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import filelock
+from msgspec import Meta, Struct, to_builtins
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import naming, write_json
-from fastlin._tensors import FileError
+from fastlin._files import FileError, check_kind, checked, naming, read_json, write_json
 
-MODEL, RECORDS = "model.safetensors", "records.jsonl"
-_RUN, _CHECKPOINT, _RESULT = "run.json", "checkpoint.safetensors", "result.json"
-# A copy that is made in this order while the run goes on is one that can be gone on with: a result is there after all
-# that it is of, and the records go on growing beyond those that a checkpoint is of.
-FILES = (_RESULT, MODEL, _CHECKPOINT, RECORDS, _RUN)
-_LOCK = ".lock"
+MODEL, RECORDS, RUN = "model.safetensors", "records.jsonl", "run.json"
+_CHECKPOINT, _RESULT, _LOCK = "checkpoint.safetensors", "result.json", ".lock"
 _KIND = "fastlin run"
 # What a process that was killed in the middle of a write has left (`_files.replacing`).
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
 
+Size = Annotated[int, Meta(ge=0)]
 
-def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration and result of a run that has ended; nothing is locked.
+
+class FolderInUseError(FileError):
+    """Another process is training in the folder."""
+
+
+class Position(Struct, frozen=True):
+    """A place in the records: so many bytes, and their checksum."""
+
+    bytes: Size
+    sha256: str
+
+
+class RunFile(Struct, frozen=True):
+    """run.json: the configuration that decides the numbers, and the installation that computed them."""
+
+    kind: str
+    version: int
+    config: dict[str, Any]
+    backend: str
+    info: dict[str, Any]
+    device: str = "cpu"
+    machine: dict[str, Any] = {}
+    processes: int = 1
+
+
+class Result(Struct, frozen=True):
+    """result.json: what is known of the trials at the end; None in place of a number that is not finite."""
+
+    risk: list[float | None]
+    risk_error: list[float | None]
+    tail: list[float | None]
+    typical: list[float | None]
+    best: Size
+    theory: float | None
+    diverged: list[tuple[Size, Size]]
+    seconds: float
+    records: Position
+
+
+class Checkpoint(Struct, frozen=True):
+    """The description in checkpoint.safetensors: of which configuration, where in the records, and the state."""
+
+    config: str
+    records: Position
+    state: dict[str, Any]
+
+
+def ended(path: Path) -> tuple[RunFile, Result, list[dict[str, Any]]]:
+    """Description, result and records of a run that has ended; nothing is locked.
 
     Raises
     ------
     FileError
         When the folder holds no run, or one that has not ended.
     """
+    if not holds_a_run(path):
+        raise FileError(f"{path}: holds no run, wants the folder of one that has ended")
     if not has_ended(path):
-        raise FileError(f"{path}: holds no run that has ended, wants one")
-    run = _json(path / _RUN, ("config",))
-    return run["config"], _json(path / _RESULT, ("diverged",))
+        raise FileError(f"{path}: holds a run that has not ended; `train` with resume=True (--resume) resumes it")
+    return _run_file(path), *_result(path)
 
 
 def holds_a_run(path: Path) -> bool:
@@ -59,8 +104,8 @@ def holds_a_run(path: Path) -> bool:
         held = []
     except NotADirectoryError:
         raise _no_folder(path) from None
-    if held and _RUN not in held:
-        raise FileError(f"{path}: holds {held[0]} and no {_RUN}; wants a new folder, or one that holds a run")
+    if held and RUN not in held:
+        raise FileError(f"{path}: holds {held[0]} and no {RUN}; wants a new folder, or one that holds a run")
     return bool(held)
 
 
@@ -69,30 +114,29 @@ def has_ended(path: Path) -> bool:
     return (path / _RESULT).exists()
 
 
-def progress(path: Path) -> int:
-    """How far the checkpoint of a folder is, in bytes of records; -1 when there is none.
-
-    Raises
-    ------
-    FileError
-        When it is damaged.
-    """
-    try:
-        return int(_checkpoint(path)[0]["records"]["bytes"])
-    except FileNotFoundError:
-        return -1
+def _run_file(path: Path) -> RunFile:
+    run = read_json(path / RUN, RunFile)
+    check_kind(path / RUN, run, _KIND, _tensors.VERSION)
+    return run
 
 
-def _checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The checkpoint of a folder: where in the records it is, of which configuration, its state; and its tensors."""
-    description, tensors = _tensors.read(path / _CHECKPOINT, "checkpoint")
-    for name, kind in (("config", str), ("records", dict), ("state", dict)):
-        if not isinstance(description.get(name), kind):
-            raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no {name}")
-    position = description["records"]
-    if type(position.get("bytes")) is not int or position["bytes"] < 0:
-        raise FileError(f"{path / _CHECKPOINT}: damaged, or not a file of fastlin: has no place in the records")
-    return description, tensors
+def _result(path: Path) -> tuple[Result, list[dict[str, Any]]]:
+    """The result of a run, and the records."""
+    result = read_json(path / _RESULT, Result)
+    trials = len(result.risk)
+    if not result.best < trials == len(result.risk_error) == len(result.tail) == len(result.typical):
+        raise FileError(f"{path / _RESULT}: damaged, or not a file of fastlin: its trials are not as many everywhere")
+    data = _records_up_to(path, result.records)
+    return result, [json.loads(line) for line in data.splitlines()]
+
+
+def _records_up_to(path: Path, position: Position) -> bytes:
+    """The records up to a position, when they are what they were there."""
+    file = path / RECORDS
+    data = file.read_bytes()[: position.bytes] if file.exists() else b""
+    if len(data) != position.bytes or hashlib.sha256(data).hexdigest() != position.sha256:
+        raise FileError(f"{file}: damaged: its first {position.bytes} bytes are not what the run had written")
+    return data
 
 
 class Folder:
@@ -113,19 +157,19 @@ class Folder:
         self.path = path
         self._file: Any = None
         self._hash = hashlib.sha256()
-        self._config: dict[str, Any] = json.loads(json.dumps(config))
+        self._config = dict(config)
         holds_a_run(path)
         self._lock = _locked(path)
         try:
             if holds_a_run(path):
                 if not resume:
                     raise FileError(
-                        f"{path}: holds a run already; wants another folder, or resume=True (--resume) to go on"
+                        f"{path}: holds a run already; wants another folder, or resume=True (--resume) to resume it"
                     )
-                self._compare(self.about())
+                self._compare(self.run_file())
             else:
                 run = {"kind": _KIND, "version": _tensors.VERSION, "config": self._config, **about}
-                write_json(path / _RUN, run)
+                write_json(path / RUN, run)
             for entry in path.iterdir():
                 if _LEFTOVER.fullmatch(entry.name):
                     entry.unlink()
@@ -133,43 +177,23 @@ class Folder:
             self.close()
             raise
 
-    def _compare(self, run: dict[str, Any]) -> None:
+    def _compare(self, run: RunFile) -> None:
         """Raise when the folder's run is not the one that was asked for."""
-        difference = first_difference(run["config"], self._config)
+        difference = first_difference(run.config, self._config)
         if difference is not None:
             name, held, given = difference
             raise FileError(
                 f"{self.path}: holds a run with {name} = {held!r}, this one has {given!r}; "
-                "wants the same configuration to go on, or another folder"
+                "wants the same configuration to resume it, or another folder"
             )
 
-    def about(self) -> dict[str, Any]:
+    def run_file(self) -> RunFile:
         """What run.json says."""
-        run = _json(self.path / _RUN, ("kind", "version", "config"))
-        if run["kind"] != _KIND or run["version"] != _tensors.VERSION:
-            what = f"is a {run['kind']!r} of version {run['version']}"
-            raise FileError(f"{self.path / _RUN}: {what}, wants a {_KIND!r} of {_tensors.VERSION}")
-        if not isinstance(run["config"], dict):
-            raise FileError(f"{self.path / _RUN}: damaged, or not a file of fastlin: its config is not a table")
-        return run
+        return _run_file(self.path)
 
-    def result(self, check: Callable[[dict[str, Any]], str | None]) -> dict[str, Any] | None:
-        """The result of a run that has ended, else None.
-
-        Parameters
-        ----------
-        check : callable
-            Says what is wrong with a result, or None.
-        """
-        path = self.path / _RESULT
-        if not path.exists():
-            return None
-        found = _json(path, ("records",))
-        wrong = check(found)
-        if wrong is not None:
-            raise FileError(f"{path}: damaged, or not a file of fastlin: {wrong}")
-        self._records_up_to(found["records"])
-        return found
+    def result(self) -> tuple[Result, list[dict[str, Any]]] | None:
+        """Result and records of a run that has ended, else None."""
+        return _result(self.path) if has_ended(self.path) else None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
@@ -184,38 +208,40 @@ class Folder:
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Replace the checkpoint."""
-        description = {"config": _digest(self._config), "records": self._position(), "state": state}
-        _tensors.write(self.path / _CHECKPOINT, "checkpoint", description, tensors)
+        description = Checkpoint(_digest(self._config), self._position(), dict(state))
+        _tensors.write(self.path / _CHECKPOINT, "checkpoint", to_builtins(description), tensors)
 
-    def restore(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """The checkpoint, with the records cut to where it was made; None when there is none yet."""
+    def restore(self) -> tuple[dict[str, Any], dict[str, Tensor], list[dict[str, Any]]] | None:
+        """State and tensors of the checkpoint, and the records, cut to where it was made; None: no checkpoint yet."""
         path = self.path / RECORDS
         try:
-            description, tensors = _checkpoint(self.path)
+            description, tensors = _tensors.read(self.path / _CHECKPOINT, "checkpoint")
         except FileNotFoundError:
             path.unlink(missing_ok=True)
             return None
-        if description["config"] != _digest(self._config):
-            raise FileError(f"{self.path / _CHECKPOINT}: is of a run with another configuration than {_RUN}")
-        data = self._records_up_to(description["records"])
+        try:
+            checkpoint = checked(description, Checkpoint)
+        except ValueError as error:
+            raise FileError(f"{self.path / _CHECKPOINT}: damaged, or not a file of fastlin: {error}") from None
+        if checkpoint.config != _digest(self._config):
+            raise FileError(f"{self.path / _CHECKPOINT}: is of a run with another configuration than {RUN}")
+        data = _records_up_to(self.path, checkpoint.records)
         if path.exists():
             os.truncate(path, len(data))
         self._hash = hashlib.sha256(data)
         if data:
             self._file = path.open("ab")
-        return description["state"], tensors
+        return checkpoint.state, tensors, [json.loads(line) for line in data.splitlines()]
 
-    def records(self) -> list[dict[str, Any]]:
-        """Every record so far."""
-        path = self.path / RECORDS
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result of a run that has ended, whose checkpoint nobody needs any more."""
-        write_json(self.path / _RESULT, {**result, "records": self._position()})
+    def finish(self, result: Mapping[str, Any]) -> Result:
+        """Write the result of a run that has ended, whose checkpoint is not needed any more."""
+        made = Result(**result, records=self._position())
+        write_json(self.path / _RESULT, to_builtins(made))
         self._forget()
+        return made
 
     def _forget(self) -> None:
+        """Remove the checkpoint."""
         (self.path / _CHECKPOINT).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -226,21 +252,13 @@ class Folder:
         finally:
             self._lock.release()
 
-    def _position(self) -> dict[str, Any]:
+    def _position(self) -> Position:
         """Where the records are, on disk, and what they say up to there."""
         size = 0
         if self._file is not None:
             os.fsync(self._file.fileno())
             size = self._file.tell()
-        return {"bytes": size, "sha256": self._hash.hexdigest()}
-
-    def _records_up_to(self, position: dict[str, Any]) -> bytes:
-        """The records up to a position, when they are what they were there."""
-        path = self.path / RECORDS
-        data = path.read_bytes()[: position["bytes"]] if path.exists() else b""
-        if len(data) != position["bytes"] or hashlib.sha256(data).hexdigest() != position.get("sha256"):
-            raise FileError(f"{path}: damaged: its first {position['bytes']} bytes are not what the run had written")
-        return data
+        return Position(size, self._hash.hexdigest())
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
@@ -255,22 +273,15 @@ def _locked(path: Path) -> filelock.BaseFileLock:
     except filelock.Timeout:
         if not (path / _LOCK).exists():
             raise OSError(errno.EACCES, "cannot write into the folder", str(path)) from None
-        raise FileError(f"{path}: another process is training in this folder; wants a folder for each run") from None
+        raise FolderInUseError(
+            f"{path}: another process is training in this folder; wants a folder for each run"
+        ) from None
     return lock
 
 
 def _no_folder(path: Path) -> FileError:
     place = path if path.exists() else next(parent for parent in path.parents if parent.exists())
     return FileError(f"{place}: is a file, wants a folder")
-
-
-def _json(path: Path, fields: tuple[str, ...]) -> dict[str, Any]:
-    """A table of a JSON file that has these fields."""
-    found = _tensors.read_json(path)
-    missing = [name for name in fields if name not in found]
-    if missing:
-        raise FileError(f"{path}: damaged, or not a file of fastlin: has no {missing[0]}")
-    return found
 
 
 def first_difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -22,11 +22,12 @@ A user's own regime is a `Regime` in the place of a name.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
+
+from fastlin.training.checks import choice
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Term:
         """The weight at a share of the phase, from 0 to 1."""
         first, last = self.weight
         return first + (last - first) * progress
+
+    @classmethod
+    def restore(cls, described: Mapping[str, Any]) -> Self:
+        """The term of a description."""
+        return cls(**{**described, "weight": tuple(described["weight"])})
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,17 @@ class Regime:
     def describe(self) -> dict[str, Any]:
         """The row in values that JSON has."""
         return asdict(self)
+
+    @classmethod
+    def restore(cls, described: Mapping[str, Any]) -> Self:
+        """The inverse of `describe`, also of what JSON made of it."""
+        variants = tuple(cls.restore(row) for row in described["variants"])
+        phases = tuple(
+            Phase(tuple(phase["trains"]), phase["prompts"], tuple(map(Term.restore, phase["objective"])))
+            for phase in described["phases"]
+        )
+        judged = Term.restore(described["judged"])
+        return cls(**{**described, "phases": phases, "judged": judged, "variants": variants})
 
 
 _PLAIN = Phase(("attention", "heads"), prompts=False)
@@ -272,13 +289,3 @@ def _check_term(where: str, term: Any) -> None:
     two = isinstance(weight, (tuple, list)) and len(weight) == 2
     if not two or not all(isinstance(w, (int, float)) and math.isfinite(w) for w in weight):
         raise ValueError(f"{where}.weight: got {weight!r}, wants two finite numbers, at the first step and at the end")
-
-
-def choice(where: str, value: Any, allowed: Iterable[str]) -> str:
-    """`value` if it is among those allowed, else an error with the nearest one."""
-    names = list(allowed)
-    if value in names:
-        return str(value)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ValueError(f"{where}: got {value!r}{hint}, wants one of {', '.join(names)}")

@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+_TRAINING: dict[Path, Signal] = {}
 
 
 class Signal:
@@ -57,34 +60,26 @@ def _raise(number: int | None) -> None:
 
 
 @contextmanager
-def interruptible(enabled: bool, together: bool = False) -> Iterator[Signal]:
-    """Catch SIGINT and SIGTERM inside; only the main thread can, others leave signals as they are."""
+def interruptible(enabled: bool, together: bool = False, folder: Path | None = None) -> Iterator[Signal]:
+    """Catch SIGINT and SIGTERM inside, in the main thread; `interrupt` reaches the run of a folder in any thread."""
     caught = Signal(together)
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    # What a shell had ignored for a command in the background stays so.
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    if folder is not None:
+        _TRAINING[folder] = caught
+    # Only the main thread can handle signals. What a shell has set to be ignored in the background stays ignored.
+    possible = enabled and threading.current_thread() is threading.main_thread()
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if possible and signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, caught.handle) for number in heard}
     try:
         yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _TRAINING.pop(folder, None)  # type: ignore[arg-type]
 
 
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the main thread as Ctrl-C does; others leave signals as they are."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def interrupt(below: Path) -> bool:
+    """Have the runs of this process in folders below a path stop with a checkpoint; returns whether there are any."""
+    running = [caught for folder, caught in list(_TRAINING.items()) if folder.is_relative_to(below)]
+    for caught in running:
+        caught.caught = signal.SIGTERM
+    return bool(running)

@@ -1,37 +1,27 @@
 """The processes that train together: a process group of torch.distributed, or this process alone.
 
 Every process holds all parameters and takes the same steps; they share the sequences of a batch. What decides a run is
-either computed by all alike or told by the first process, which alone reads and writes files.
+either computed by all alike or broadcast by the first process, which alone reads and writes files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-
-from fastlin.training.wires import Wires, connect
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _CPU = torch.device("cpu")
-# Processes, and bytes, whose sums the first process of a machine makes: more want every process to add a part.
-_FEW, _SMALL = 8, 1 << 18
-_WIRES: WeakKeyDictionary[Any, Wires | None] = WeakKeyDictionary()  # of process groups
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class Team:
     rank, size : int
         This process's number, and how many there are.
     device : torch.device
-        Where what they tell each other is held.
+        Of the tensors that they exchange.
     """
 
     rank: int = 0
@@ -56,38 +46,17 @@ class Team:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Those of `count` things in a row that are this process's."""
+        """Those of `count` consecutive things that belong to this process."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def add(self, values: Tensor) -> None:
         """Add up over all processes, in place."""
-        if self.size == 1:
-            return
-        is_small = self.device.type == "cpu" and self.size <= _FEW and values.nbytes <= _SMALL
-        wires = self._wires() if is_small else None
-        with self._reaching():
-            if wires is None:
-                distributed.all_reduce(values)
-            else:
-                wires.add(values)
-
-    def _wires(self) -> Wires | None:
-        """Between the processes, where all are on one machine."""
-        group = distributed.group.WORLD
-        if group is None:
-            return None
-        if group not in _WIRES:
+        if self.size > 1:
             with self._reaching():
-                found = connect(
-                    self.rank, self.size, _timeout(group), lambda text: str(self.told(lambda: (text, {}))[0])
-                )
-            _WIRES[group] = found
-            if found is not None:
-                weakref.finalize(group, found.close)
-        return _WIRES[group]
+                distributed.all_reduce(values)
 
-    def told(self, make: Callable[[], tuple[Any, dict[str, Tensor]]]) -> tuple[Any, dict[str, Tensor]]:
-        """What `make` gives in the first process, given to all: a value that JSON has, and tensors on the CPU by name.
+    def broadcast(self, make: Callable[[], Any]) -> Any:
+        """The object that `make` returns in the first process, in all of them.
 
         Raises
         ------
@@ -96,60 +65,31 @@ class Team:
         """
         if self.size == 1:
             return make()
-        if not self.first:
-            head = json.loads(bytes(self._broadcast_bytes(None)))
-            if "error" in head:
-                raise ConnectionAbortedError(f"process 0 of {self.size} has ended: {head['error']}")
-            shapes = {name: (getattr(torch, dtype), size) for name, dtype, size in head["tensors"]}
-            tensors = {name: torch.empty(size, dtype=dtype) for name, (dtype, size) in shapes.items()}
-            return head["value"], {name: self._broadcast(tensor) for name, tensor in tensors.items()}
+        held: list[Any] = [None, None]
         try:
-            value, tensors = make()
-        except Exception as error:
-            self._broadcast_bytes({"error": str(error)})
+            if self.first:
+                held[0] = make()
+        except BaseException as error:
+            held[1] = str(error) or type(error).__name__
             raise
-        kinds = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
-        self._broadcast_bytes({"value": value, "tensors": kinds})
-        for tensor in tensors.values():
-            self._broadcast(tensor)
-        return value, tensors
-
-    def _broadcast_bytes(self, value: dict[str, Any] | None) -> list[int]:
-        text = b"" if value is None else json.dumps(value).encode()
-        size = self._broadcast(torch.tensor(len(text)))
-        held = torch.empty(int(size), dtype=torch.uint8)
-        if text:
-            held.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        found: list[int] = self._broadcast(held).tolist()
-        return found
-
-    def _broadcast(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor, on the CPU."""
-        held = tensor.detach().to(self.device).contiguous()
-        with self._reaching():
-            distributed.broadcast(held, 0)
-        return held.cpu()
+        finally:
+            with self._reaching():
+                distributed.broadcast_object_list(held, 0, device=self.device)
+        if held[1] is not None:
+            raise ConnectionAbortedError(f"process 0 of {self.size} has ended: {held[1]}")
+        return held[0]
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Say in one line what an error of the network means."""
         try:
             yield
-        except ConnectionAbortedError:  # it has been said
-            raise
         except (RuntimeError, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConnectionAbortedError(
                 f"process {self.rank} of {self.size}: another process of the run has ended or cannot be reached; "
-                f"resume=True (--resume) goes on from the last checkpoint ({reason})"
+                f"resume=True (--resume) resumes from the last checkpoint ({reason})"
             ) from error
-
-
-def _timeout(group: Any) -> float:
-    """Seconds after which processes of a group give up waiting for each other."""
-    options = getattr(group._get_backend(_CPU), "options", None)
-    timeout: timedelta = getattr(options, "_timeout", default_pg_timeout)
-    return timeout.total_seconds()
 
 
 ALONE = Team()

@@ -13,8 +13,8 @@ import fastlin as fl
 MODULES = ("fastlin", "fastlin.reference", "fastlin.theory", "fastlin.theory.forgetting", "fastlin.models")
 TRAINING = {
     "fastlin.training.regimes": ("Term", "Phase", "Regime", "named", "together"),
-    "fastlin.training.protocol": ("Protocol",),
-    "fastlin.training.presets": ("resolve",),
+    "fastlin.training.config": ("RunConfig",),
+    "fastlin.training.presets": ("values",),
 }
 ARRAY = re.compile(r"\b(Tensor|array)\b")
 SHAPE = re.compile(r"\((\w[^()]*|\.\.\.[^()]*)?\)|As in `")

@@ -5,15 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from filling import fill_here
 from folders import contents
 from training_runs import SHORT, before_step, interrupt, records, result, train
 
 from fastlin import _tensors
-from fastlin._files import write_json
-from fastlin._tensors import FileError, read_json
-from fastlin.experiments import prompts, reproduce
-from fastlin.experiments.reproduce import Effort, Request
+from fastlin._files import FileError, read_json, write_json
+from fastlin.figures import prompts, reproduce
+from fastlin.figures.reproduce import Effort, Request
 from fastlin.training.record import MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore:train. resumed on another installation")
@@ -77,11 +75,7 @@ def error_of(call, *given, **options):
 
 def sweep(out):
     """A panel of three cells, in this process."""
-    request = Request(effort=Effort(1, 6, 32), lengths=(2,))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "run", fill_here)
-        quiet = {"drawn": lambda name: None, "ended": lambda record, cell: None, "tick": lambda: None}
-        reproduce.reproduce([prompts.PANELS["2c"]], out, request, **quiet)
+    reproduce.reproduce([prompts.PANELS["2c"]], out, Request(effort=Effort(1, 6, 32), lengths=(2,), jobs=1))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +93,7 @@ def test_damaged_files_of_a_sweep(tmp_path, panel, ledger, name):
     for i, data in enumerate(damaged(whole, name)):
         out = shutil.copytree(panel, tmp_path / f"{i}")
         if name != "2c.json":
-            record = read_json(out / "2c.json")
+            record = read_json(out / "2c.json", dict)
             record["cells"][0].update(state="waiting", row=None)
             write_json(out / "2c.json", record)
         (out / name).write_bytes(data)
@@ -129,9 +123,13 @@ def test_version_skew(tmp_path, runs, ledger, monkeypatch):
         folder = shutil.copytree(runs / "stopped", tmp_path / kind)
         changed = {name: value for name, value in description.items() if name != "state"} | values
         _tensors.write(folder / "checkpoint.safetensors", "checkpoint", changed, tensors)
-        expect(folder, r"has no state|is not of a run like this one", ledger)
+        expect(
+            folder,
+            r"state: got array|missing required field `state`|is not of a run like this one",
+            ledger,
+        )
     folder = shutil.copytree(runs / "stopped", tmp_path / "run")
-    write_json(folder / "run.json", {**read_json(folder / "run.json"), "version": 2})
+    write_json(folder / "run.json", {**read_json(folder / "run.json", dict), "version": 2})
     expect(folder, r"run.json: is a 'fastlin run' of version 2, wants a 'fastlin run' of 1", ledger)
     # One of this version in place of it, and the run goes on.
     shutil.copy(runs / "stopped/run.json", folder / "run.json")
@@ -159,7 +157,7 @@ def test_reading_a_file_never_runs_it(tmp_path, runs, ledger, monkeypatch, name)
 
     import torch
 
-    from fastlin.experiments import config
+    from fastlin import settings
 
     class Run:
         def __reduce__(self):
@@ -171,8 +169,8 @@ def test_reading_a_file_never_runs_it(tmp_path, runs, ledger, monkeypatch, name)
     for i, data in enumerate((PICKLE % bytes(tmp_path / "was-run"), pickle.dumps(Run()), torch_file.getvalue())):
         if name == "config.toml":
             (tmp_path / name).write_bytes(data)
-            with pytest.raises(config.ConfigError, match=r"config.toml: not valid TOML"):
-                config.load(tmp_path / name)
+            with pytest.raises(settings.ConfigError, match=r"config.toml: not valid TOML"):
+                settings.load(tmp_path / name)
         else:
             folder = shutil.copytree(runs / ("stopped" if name in STOPPED else "ended"), tmp_path / f"{i}")
             (folder / name).write_bytes(data)

@@ -27,13 +27,12 @@ from compiled_calls import Compiled
 from finds import Find
 
 import fastlin as fl
-from fastlin import _tensors
-from fastlin._files import write_json
-from fastlin._tensors import FileError
+from fastlin import _files, _tensors, settings
+from fastlin._files import FileError, write_json
 from fastlin.backends import BackendError
-from fastlin.experiments import config, leases, panel_files, status
+from fastlin.figures import panel_files, status
 from fastlin.training import checkpoint, record
-from fastlin.training.record import Folder, ended, progress
+from fastlin.training.record import Folder, ended
 
 # What the formats are made of, and what their readers may stumble over.
 WORDS = (
@@ -96,13 +95,12 @@ class Crafted(Reader):
 
 def restored(path):
     """A checkpoint, as a run takes it."""
-    progress(path.parent)
     folder = Folder.__new__(Folder)
     folder.path, folder._config, folder._file = path.parent, {}, None
     found = folder.restore()
     assert found is not None
     with suppress(KeyError, TypeError, ValueError):  # which `train` turns into an error that names the folder
-        checkpoint.restore(*found)
+        checkpoint.restore(*found[:2])
 
 
 def readers():
@@ -113,10 +111,11 @@ def readers():
     position = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
     description = {"config": hashlib.sha256(b"{}").hexdigest(), "records": position, "state": state}
     _tensors.write(place / "checkpoint", "checkpoint", description, tensors)
-    run = {"kind": "fastlin run", "version": 1, "config": {"n": 3}, "info": {}}
+    run = {"kind": "fastlin run", "version": 1, "config": {"n": 3}, "backend": "cpu", "info": {}}
     result = {
-        "risk": [1.5, None],
+        **{name: [1.5, None] for name in ("risk", "risk_error", "tail", "typical")},
         "best": 0,
+        "theory": 1.25,
         "diverged": [[1, 3]],
         "seconds": 1.5,
         "records": {"bytes": 0, "sha256": "x"},
@@ -141,8 +140,7 @@ def readers():
         "axes": [],
     }
     panel |= {"asked": {"steps": 3}, "cells": [cell], "info": {}}
-    outcome = {"attempt": "x", "row": {"risk": 1.5}, "seconds": 1.5, "error": None, "warnings": ["w"]}
-    lease = {"token": "x", "host": "h", "pid": 3, "machine": "m", "born": 4, "every": 5.0, "beat": 6, "seconds": 7.0}
+    outcome = {"row": {"risk": 1.5}, "seconds": 1.5, "error": None, "warnings": ["w"]}
 
     def sealed(value):
         write_json(place / "json", value)
@@ -151,7 +149,7 @@ def readers():
     def read_run(path):
         folder = Folder.__new__(Folder)
         folder.path = path.parent
-        folder.about()
+        folder.run_file()
 
     def read_result(path):
         (path.parent / "run.json").write_text(json.dumps(run))
@@ -159,16 +157,16 @@ def readers():
 
     for name in ("run", "result", "checkpoints", "crafted"):
         (place / name).mkdir()
-    settings = [path.read_bytes() for path in sorted(set(config.shipped().values()))]
-    settings.append(
+    configs = [path.read_bytes() for path in sorted(set(settings.shipped().values()))]
+    configs.append(
         b'name = "x"\ndimension = 2\nmeans = [1, [0, 1]]\ncovariances = [1, [[1, 0], [0, 1]]]\nweights = [0.5, 0.5]\n'
         b"noise_std = 0.5\nfeature_cov = [1, 2]\ncontext_lengths = [1, 2]\n"
     )
     whole = (place / "checkpoint").read_bytes()
     records = b'{"step": 1, "loss": [1.5, null]}\n{"step": 2, "loss": [1.5, null]}\n{"step": 3'
     return {
-        "config": Reader(place, "own.toml", settings[-1:] * 4 + settings, config.load, (config.ConfigError,)),
-        "checkpoint": Reader(place, "checkpoints/checkpoint.safetensors", [whole], lambda path: progress(path.parent)),
+        "config": Reader(place, "own.toml", configs[-1:] * 4 + configs, settings.load, (settings.ConfigError,)),
+        "checkpoint": Reader(place, "checkpoints/checkpoint.safetensors", [whole], restored),
         "tensors": Reader(place, "model.safetensors", [whole], lambda path: _tensors.read(path, "checkpoint")),
         "records": Reader(place, "records.jsonl", [records], status._step, ()),
         "run": Reader(place, "run/run.json", sealed(run), read_run),
@@ -176,7 +174,6 @@ def readers():
         "panel": Reader(place, "panel.json", sealed(panel), panel_files.read),
         "outcome": Reader(place, "k.json", sealed(outcome), lambda path: panel_files.outcome_of(path.with_suffix(""))),
         "crafted": Crafted(place, "crafted/checkpoint.safetensors", [json.dumps(description).encode()], restored),
-        "lease": Reader(place, "lease", sealed(lease), lambda path: leases.alive(leases.read(path) or {}), ()),
     }
 
 
@@ -281,7 +278,7 @@ def guided(name, options):
     """Fuzz one target by atheris, which sees what the readers do with its inputs."""
     import atheris
 
-    for module in (_tensors, checkpoint, config, leases, panel_files, record, status):
+    for module in (_files, _tensors, checkpoint, panel_files, record, settings, status):
         for function in vars(module).values():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 atheris.instrument_func(function)

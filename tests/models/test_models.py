@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,9 @@ from model_cases import BIASED, MIX, MODELS, PLACE, N, build, literal_loss
 
 import fastlin as fl
 from fastlin import theory
-from fastlin.experiments.plan import Plan
 from fastlin.models import Start
-from fastlin.training.loop import Job, Loop
-from fastlin.training.regimes import REGIMES
+from fastlin.training.config import RunConfig
+from fastlin.training.loop import Loop
 
 
 def as_layer(model):
@@ -351,47 +351,18 @@ def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
     monkeypatch.setattr(theory.moments.Moments, "of", never)
     with pytest.raises(AssertionError, match="asks the theory"):
         fl.theory.joint(MIX, N)
-    plan = Plan.of(
-        MIX,
-        "fine-tune",
-        N,
-        target=None,
-        model=name,
-        layers=1,
-        attention_heads=1,
-        prompt_tokens=1,
-        trials=2,
-        seed=0,
-        records=2,
-        preset=preset,
-        values={"steps": 4, "batch": 64},
-        dtype=DOUBLE,
-        device="cpu",
-        backend="auto",
+    config = RunConfig.resolve(
+        MIX, "fine-tune", N, model=name, trials=2, records=2, preset=preset, steps=4, batch=64, dtype=DOUBLE
     )
-    model = plan.model()
+    loop, seen = Loop(config, progress=False), []
+    model = loop.model
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    seen = []
 
     def risk(model, prompts):
         seen.append(prompts)
         return torch.ones(2), torch.zeros(2)
 
-    job = Job(
-        model=model,
-        regime=REGIMES["fine-tune"],
-        protocol=plan.protocol,
-        sources={"mix": MIX},
-        n=N,
-        seed=0,
-        risk=risk,
-        optimum=None,
-        backend="auto",
-        record_every=2,
-        folder=None,
-        checkpoint_seconds=30.0,
-        progress=False,
-    )
-    Loop(job).run()
+    loop.judge = SimpleNamespace(on_the_way=risk, optimum=None)
+    loop.run()
     assert seen == [False, True]
     assert not torch.equal(model.state_dict()["p"], before["p"])

@@ -26,22 +26,21 @@ def alone(tmp_path_factory):
     """Numbers and folders of the same runs in this process."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastlin.experiments.plan._EVALUATION_BATCH", team_runs.BATCH)
+        patch.setattr("fastlin.training.judge._EVALUATION_BATCH", team_runs.BATCH)
         yield {case: team_runs.summary(team_runs.train(case, out=folder / case)) for case in team_runs.CASES}, folder
 
 
 @pytest.mark.parametrize(
-    ("size", "cases", "wired"),
+    ("size", "cases"),
     [
-        (2, ["uneven", "stack", "side by side", "diverges", "alone"], True),
-        (2, ["uneven", "stack", "shards"], False),
-        (4, ["uneven", "two sequences", "shards"], True),
+        (2, ["uneven", "stack", "side by side", "diverges", "shards", "alone"]),
+        (4, ["uneven", "two sequences", "shards"]),
     ],
 )
-def test_processes_train_as_one(alone, tmp_path, size, cases, wired):
+def test_processes_train_as_one(alone, tmp_path, size, cases):
     """Curves, risks, parameters and divergence; all processes have the same bits, and the first has written."""
     expected, folder = alone
-    found = team_runs.launch(size, cases, tmp_path, wired)
+    found = team_runs.launch(size, cases, tmp_path)
     for case in cases:
         for name, value in expected[case].items():
             for rank in range(1, size):

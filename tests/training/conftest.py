@@ -5,14 +5,14 @@ import pytest
 from training_runs import EVALUATION_BATCH, Forker, train
 
 from fastlin import plots
-from fastlin.experiments import plan
+from fastlin.training import judge
 
 
 @pytest.fixture(scope="module")
 def small_evaluations():
     """Risks of stacks are taken on small samples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_EVALUATION_BATCH", EVALUATION_BATCH)
+        patch.setattr(judge, "_EVALUATION_BATCH", EVALUATION_BATCH)
         yield
 
 

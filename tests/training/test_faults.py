@@ -17,8 +17,8 @@ import training_runs
 from training_runs import CHECKPOINT, TOML, assert_same, before_step, send
 
 from fastlin import _tensors, cli
-from fastlin.experiments import plan
-from fastlin.training import record
+from fastlin._files import FileError
+from fastlin.training import record, run
 from fastlin.training.loop import Loop
 from fastlin.training.record import Folder
 
@@ -41,7 +41,7 @@ def test_second_run_in_the_same_folder(tmp_path, monkeypatch):
         command = [sys.executable, "-m", "fastlin", "train", str(tmp_path / "own.toml"), "--regime", "plain"]
         command += ["--out", str(tmp_path), "--resume"]
         said.append(subprocess.run(command, capture_output=True, text=True, check=False))
-        with pytest.raises(_tensors.FileError, match="another process is training in this folder"):
+        with pytest.raises(FileError, match="another process is training in this folder"):
             Folder(folder, {}, {}, True)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -70,7 +70,7 @@ def no_training(monkeypatch):
         raise AssertionError("it trains")
 
     monkeypatch.setattr(Loop, "__init__", never)
-    monkeypatch.setattr(plan.Plan, "model", never)
+    monkeypatch.setattr(run, "initial_model", never)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -112,7 +112,6 @@ SCRIPT = """
 import json, os, resource, sys
 import torch
 import fastlin as fl
-from fastlin.experiments import plan
 from fastlin.training.loop import Loop
 
 torch.set_num_threads(1)

@@ -14,8 +14,7 @@ from training_runs import SHORT, TOML, interrupt, mixture
 
 import fastlin as fl
 from fastlin import _tensors, cli
-from fastlin._files import write_json
-from fastlin._tensors import FileError, read_json
+from fastlin._files import FileError, read_json, write_json
 from fastlin.training.loop import Loop
 
 STEPS = SHORT["steps"]
@@ -169,7 +168,7 @@ def test_damaged_checkpoint_and_the_command(stopped, tmp_path, capsys):
     command = ["train", str(config), "--regime", "plain", "--out", str(tmp_path), "--resume", "--trials", "2"]
     command += ["--steps", str(STEPS), "--batch", "64", "--lr", "0.02", "--set", "clip=1.0"]
     command += ["--set", "optimiser_options={betas=[0.9, 0.99]}"]
-    run = read_json(stopped / "run.json")
+    run = read_json(stopped / "run.json", dict)
     run["config"]["records"] = 100  # the command's
     write_json(stopped / "run.json", run)
     assert cli.main(command) == 1
@@ -260,7 +259,7 @@ def test_wrong_description(stopped, text):
 )
 def test_description_of_something_else(stopped, name, value, reason):
     path = stopped / "run.json"
-    write_json(path, {**read_json(path), name: value})
+    write_json(path, {**read_json(path, dict), name: value})
     assert f"{path}: {reason}" in refused(stopped, path)
 
 
@@ -277,7 +276,7 @@ def test_wrong_result(ended, text):
 )
 def test_result_of_something_else(ended, name, value):
     path = ended / "result.json"
-    write_json(path, {**read_json(path), name: value})
+    write_json(path, {**read_json(path, dict), name: value})
     refused(ended, path)
 
 
@@ -308,7 +307,7 @@ def test_folder_with_a_result_alone(ended):
 def test_folder_of_a_run_without_resume(request, which):
     folder = request.getfixturevalue(which)
     said = refused(folder, folder, resume=False)
-    assert said == f"{folder}: holds a run already; wants another folder, or resume=True (--resume) to go on"
+    assert said == f"{folder}: holds a run already; wants another folder, or resume=True (--resume) to resume it"
 
 
 def test_empty_folder(tmp_path, runs):

@@ -6,20 +6,20 @@ import re
 
 import pytest
 import torch
-import training_plans
+import training_configs
 from helpers import DOUBLE, assert_close
-from training_plans import recording, trace
+from training_configs import recording, trace
 
 import fastlin as fl
 from fastlin.theory import forgetting as ff
 from fastlin.training import streams
-from fastlin.training.presets import resolve
 from fastlin.training.regimes import REGIMES, Phase, Regime, Term, keyed, named, together
+from fastlin.training.start import initial_model, training_sources
 
 EIGHT = [f"{objective}:{part}" for objective in ("zs", "zs+fs") for part in ("all", "q", "k", "v")]
 MIX = fl.SphereTasks(3, noise_std=0.3, bias=True)
 TASK = fl.FixedTask([1.0, 0.0, -1.0], noise_std=0.3, bias=True)
-N = training_plans.N
+N = training_configs.N
 SHORT = {"trials": 2, "steps": 8, "batch": 64, "records": 4, "seed": 3}
 PARTS = {
     "full": {"all": {"W", "v"}, "q": {"W"}, "k": {"W"}, "v": {"v"}},
@@ -28,9 +28,9 @@ PARTS = {
 }
 
 
-def plan_of(regime, **options):
+def config_of(regime, **options):
     given = {"preset": "tuned", "steps": 8, "target": None if regime == "pretrain" else TASK, **options}
-    return training_plans.plan_of(regime, mix=MIX, **given)
+    return training_configs.config_of(regime, mix=MIX, **given)
 
 
 def tuned(regime, **options):
@@ -54,7 +54,7 @@ def test_the_rows():
 @pytest.mark.parametrize(("model", "heads"), [("full", 1), ("full", 2), ("separate", 1), ("separate", 2), ("stack", 1)])
 @pytest.mark.parametrize("regime", EIGHT)
 def test_each_row_trains_its_part(regime, model, heads, preset):
-    _, seen = trace(plan_of(regime, model=model, heads=heads, preset=preset, points=None))
+    _, seen = trace(config_of(regime, model=model, heads=heads, preset=preset, points=None))
     part = PARTS[model][regime.split(":")[1]]
 
     def moved(before, after):
@@ -66,7 +66,7 @@ def test_each_row_trains_its_part(regime, model, heads, preset):
 
 @pytest.mark.parametrize("preset", ["paper", "authors"])
 def test_the_authors_protocol(preset):
-    one, two = (resolve(preset, "full", {}, REGIMES[name]) for name in ("pretrain", "zs:v"))
+    one, two = (config_of(name, preset=preset, steps=None, batch=None) for name in ("pretrain", "zs:v"))
     assert (one.steps, two.steps, one.batch, one.lr, one.clip) == (5000, 10_000, 5000, 0.01, 1.0)
     assert (one.optimiser, one.optimiser_options) == ("SGD", {"momentum": 0.9})
     assert (one.start, one.start_attention, one.start_heads, one.start_values) == ("normal", 0.05, 0.05, 0.05)
@@ -75,8 +75,7 @@ def test_the_authors_protocol(preset):
 
 def test_the_prompts_presets_are_not_touched():
     for preset in ("paper", "authors", "tuned"):
-        other = resolve(preset, "full", {}, REGIMES["joint"])
-        assert other == resolve(preset, "full", {})
+        other = training_configs.config_of("joint", preset=preset)
         assert (other.shot_scale, other.heads_averaged, other.points) == (False, False, None)
 
 
@@ -84,8 +83,8 @@ def test_the_prompts_presets_are_not_touched():
 @pytest.mark.parametrize(("model", "heads"), [("full", 1), ("full", 2), ("separate", 2)])
 def test_the_model_is_the_papers(model, heads, units):
     """[Z + (1/N) mean_h V_h Z Z'Q_h Z] at its last row and column, the query among the columns."""
-    plan = plan_of("pretrain", model=model, heads=heads, units=units)
-    net = plan.model()
+    config = config_of("pretrain", model=model, heads=heads, units=units)
+    net = initial_model(config)
     with torch.no_grad():
         forms = net.forms(False)
     W, v = forms["W"].reshape(2, heads, 5, 5), forms["v"].reshape(2, heads, 5)
@@ -110,10 +109,10 @@ def _layers(forms):
 def test_mixed_shots_in_one_step_have_their_own_scale():
     """The gradient of zs+fs is that of both losses, with the weight of the step."""
     store = []
-    plan = plan_of("zs+fs:all", optimiser=recording(store), own_data=True, clip=None)
-    _, seen = trace(plan)
+    config = config_of("zs+fs:all", optimiser=recording(store), own_data=True, clip=None)
+    _, seen = trace(config)
     for step in range(4, 8):
-        net = training_plans.with_values(plan, seen[step])
+        net = training_configs.with_values(config, seen[step])
         first, second = (
             net.loss(TASK, n, 60, seed=3, step=step, stream=[2 * i, 2 * i + 1], prompts=False)[0]
             for i, n in enumerate((0, N))
@@ -164,7 +163,7 @@ def test_after_says_what_does_not_fit(tmp_path):
     first = fl.train(MIX, "pretrain", N, **{**SHORT, "steps": 4}, out=tmp_path / "first")
     wrong = [
         ({"after": 3}, TypeError, "after: got a int"),
-        ({"after": tmp_path / "none"}, ValueError, f"{tmp_path / 'none'}: holds no run that has ended"),
+        ({"after": tmp_path / "none"}, ValueError, f"{tmp_path / 'none'}: holds no run, wants the folder of one"),
         ({"after": first, "steps": 20}, ValueError, "after: got a run of 4 steps, wants 10"),
         ({"after": first, "seed": 4}, ValueError, "after: got a run with seed = 3, wants 4"),
         ({"after": first, "model": "separate"}, ValueError, "after: got a run with model = 'full', wants 'separate'"),
@@ -212,8 +211,8 @@ def test_a_term_is_taken_on_the_trials_that_have_it():
     few, zero = (
         Regime(f"{n}", (Phase(("v",), False, (Term(n, source="target"),)),), study="forgetting") for n in (N, 0)
     )
-    plan, seen = plan_of([few, zero]), []
-    kind = type(plan.model())
+    config, seen = config_of([few, zero]), []
+    kind = type(initial_model(config))
     original = kind.loss
 
     def noting(self, source, n, *args, rows=None, **options):
@@ -222,7 +221,7 @@ def test_a_term_is_taken_on_the_trials_that_have_it():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "loss", noting)
-        trace(plan)
+        trace(config)
     assert seen[:2] == [(N, [0, 2]), (0, [1, 3])]
 
 
@@ -254,8 +253,8 @@ def test_a_trial_that_diverged_before_stays_so():
 
 
 def test_points_are_drawn_once_and_with_replacement():
-    plan = plan_of("zs:v", points=7)
-    source = plan.job().sources["target"]
+    config = config_of("zs:v", points=7)
+    source = training_sources(config)["target"]
     assert isinstance(source, fl.PointSet)
     _, q, y, _ = TASK.sample(7, 0, seed=3, stream=streams.POINTS, dtype=DOUBLE)
     assert_close(source.x, q[:, 1:-1], 1e-15)
@@ -263,10 +262,10 @@ def test_points_are_drawn_once_and_with_replacement():
     assert len(torch.unique(y)) == 7
     assert q.shape == (200, 5)
     # The risk is that of the task, not of the points.
-    assert plan.sources["target"] is TASK
-    assert plan_of("zs:v", points=None).job().sources["target"] is TASK
+    assert config.sources["target"] is TASK
+    assert training_sources(config_of("zs:v", points=None))["target"] is TASK
     given = fl.PointSet(torch.randn(9, 3), torch.randn(9), bias=True)
-    assert plan_of("zs:v", points=7, target=given).job().sources["target"] is given
+    assert training_sources(config_of("zs:v", points=7, target=given))["target"] is given
 
 
 def test_training_on_points_of_ones_own_is_sampled():

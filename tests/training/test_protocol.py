@@ -2,17 +2,20 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 
 import pytest
 import torch
 from helpers import DOUBLE, assert_close
-from training_plans import ALTERNATIVES, KINDS, MIX, N, plan_of, recording, trace, with_values
+from training_configs import ALTERNATIVES, KINDS, MIX, N, config_of, recording, trace, with_values
 
 import fastlin as fl
-from fastlin.training.protocol import SCHEDULES, Protocol
+from fastlin.training.config import RunConfig
+from fastlin.training.optimiser import SCHEDULES, make_optimiser, multiplier
 from fastlin.training.regimes import Phase, Regime
+from fastlin.training.start import initial_model
 
 BIASED = fl.SphereTasks(3, noise_std=0.3, bias=True)
 # Where a value has a say.
@@ -28,7 +31,8 @@ WHERE = {
 
 
 def test_every_field_is_covered():
-    assert set(ALTERNATIVES) == {field.name for field in dataclasses.fields(Protocol)}
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    assert list(ALTERNATIVES) == names[names.index("steps") : names.index("dtype")]
 
 
 @pytest.mark.parametrize("name", ALTERNATIVES)
@@ -47,17 +51,17 @@ def test_changing_a_value_changes_the_run(name):
     assert any(not torch.equal(form, other.params[letter]) for letter, form in forms.items())
     assert not torch.equal(base.risk, other.risk)
     stated = other.config[name]
-    assert stated == ALTERNATIVES[name]
+    assert stated == json.loads(json.dumps(ALTERNATIVES[name]))
     assert {key for key in base.config if base.config[key] != other.config[key]} == {name}
 
 
 def test_a_step_of_named_descent_by_hand():
     """Learning rate, weight decay and options of a named optimiser."""
-    plan = plan_of(optimiser="sgd", lr=1e-3, weight_decay=0.25, optimiser_options={"momentum": 0.5})
-    _, seen = trace(plan)
+    config = config_of(optimiser="sgd", lr=1e-3, weight_decay=0.25, optimiser_options={"momentum": 0.5})
+    _, seen = trace(config)
     velocity = None
     for step in range(3):
-        model = with_values(plan, seen[step])
+        model = with_values(config, seen[step])
         loss, _ = model.loss(MIX, N, 60, seed=3, step=step)
         raws = list(model.parameters())
         grads = [g + 0.25 * raw for g, raw in zip(torch.autograd.grad(loss.sum(), raws), raws, strict=True)]
@@ -68,10 +72,10 @@ def test_a_step_of_named_descent_by_hand():
 
 @pytest.mark.parametrize("name", ["Adam", "ADAMW", "rmsprop", "NAdam", "sgd", "Adagrad", "LBFGS"])
 def test_optimisers_by_name(name):
-    plan = plan_of(optimiser=name, lr=1e-4, trials=1 if name == "LBFGS" else 2)
-    loop, seen = trace(plan)
+    config = config_of(optimiser=name, lr=1e-4, trials=1 if name == "LBFGS" else 2)
+    loop, seen = trace(config)
     kind = {known.lower(): known for known in dir(torch.optim)}[name.lower()]
-    made = plan.protocol.make_optimiser([torch.nn.Parameter(torch.zeros(2, 2))])
+    made = make_optimiser(config, [torch.nn.Parameter(torch.zeros(2, 2))])
     assert type(made).__name__ == kind
     assert made.param_groups[0]["lr"] == 1e-4
     assert not torch.equal(seen[0]["W"], seen[-1]["W"])
@@ -79,9 +83,9 @@ def test_optimisers_by_name(name):
 
 
 def test_adam_is_that_of_torch():
-    plan = plan_of(optimiser_options={"betas": (0.8, 0.95), "eps": 1e-6}, lr=0.01, weight_decay=0.1)
-    _, seen = trace(plan)
-    model = plan.model()
+    config = config_of(optimiser_options={"betas": (0.8, 0.95), "eps": 1e-6}, lr=0.01, weight_decay=0.1)
+    _, seen = trace(config)
+    model = initial_model(config)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
     for step in range(6):
         optimiser.zero_grad()
@@ -110,8 +114,8 @@ def test_an_optimiser_of_ones_own_with_a_schedule():
         with pytest.raises(
             ValueError, match=rf"^{name}: got .* beside a function that makes the optimiser, wants None"
         ):
-            plan_of(optimiser=make, **{name: value})
-    _, seen = trace(plan_of(optimiser=make, schedule=schedule))
+            config_of(optimiser=make, **{name: value})
+    _, seen = trace(config_of(optimiser=make, schedule=schedule))
     assert len(made) == 1
     assert [rate for rate, _ in rates[1:]] == pytest.approx([1e-3 * (1 - i / 6) for i in range(5)])
     assert [rate for _, rate in rates[1:]] == pytest.approx([1e-5 * (1 - i / 6) for i in range(5)])
@@ -121,9 +125,9 @@ def test_an_optimiser_of_ones_own_with_a_schedule():
 @pytest.mark.parametrize("name", [*SCHEDULES, "own"])
 def test_schedules(name):
     given = (lambda share: 0.5 + share) if name == "own" else name
-    protocol = Protocol(steps=10, batch=1, lr=1.0, schedule=given)
+    config = config_of(schedule=given)
     shares = [i / 100 for i in range(101)]
-    found = [protocol.factor(share) for share in shares]
+    found = [multiplier(config, share) for share in shares]
     if name == "own":
         assert found == [0.5 + share for share in shares]
     elif name == "constant":
@@ -139,9 +143,9 @@ def test_schedules(name):
         assert found[:31] == sorted(found[:31])
         assert found[30:] == sorted(found[30:], reverse=True)
         assert max(abs(a - b) for a, b in itertools.pairwise(found)) < 0.06
-    loop, _ = trace(plan_of(schedule=given, lr=1e-3, steps=10))
+    loop, _ = trace(config_of(schedule=given, lr=1e-3, steps=10))
     assert [record["lr"] for record in loop.records] == pytest.approx(
-        [1e-3 * protocol.factor(i / 10) for i in range(10)]
+        [1e-3 * multiplier(config, i / 10) for i in range(10)]
     )
 
 
@@ -149,7 +153,7 @@ def test_schedules(name):
 @pytest.mark.parametrize("scale", [0.25, "1/sqrt(d+1)", "1/(d+1)^1.5"])
 def test_scale_is_a_factor_of_the_scores(model, scale):
     number = {"1/sqrt(d+1)": 0.5, "1/(d+1)^1.5": 0.125}.get(scale, scale)
-    one, scaled = (plan_of(model=model, scale=value).model() for value in (1.0, scale))
+    one, scaled = (initial_model(config_of(model=model, scale=value)) for value in (1.0, scale))
     letter = "A" if model == "stack" else "W"
     assert_close(scaled.forms()[letter], number * one.forms()[letter], 1e-15)
     forms = one.forms()
@@ -160,7 +164,7 @@ def test_scale_is_a_factor_of_the_scores(model, scale):
 
 @pytest.mark.parametrize(("model", "layers"), [("reduced", 1), ("full", 1), ("stack", 1), ("stack", 3)])
 def test_see_query_and_residual_reach_the_op(model, layers):
-    model = plan_of(model=model, layers=layers, see_query=True, residual=2.0).model()
+    model = initial_model(config_of(model=model, layers=layers, see_query=True, residual=2.0))
     forms = model.forms()
     if model.name == "stack":
         wanted, _ = fl.reference.sampled_stack_loss(MIX, N, 30, **forms, seed=1, step=2, see_query=True, residual=2.0)
@@ -172,11 +176,11 @@ def test_see_query_and_residual_reach_the_op(model, layers):
 def test_a_batch_for_each_task():
     """Each task has `batch` sequences, and its loss the task's weight."""
     grads = []
-    plan = plan_of(batch_per_task=True, optimiser=recording(grads))
-    loop, seen = trace(plan)
+    config = config_of(batch_per_task=True, optimiser=recording(grads))
+    loop, seen = trace(config)
     equal = fl.TaskMixture(MIX.means, MIX.covariances, [0.5, 0.5], MIX.noise_std, stratify=True)
     for step in (0, 5):
-        model = with_values(plan, seen[step])
+        model = with_values(config, seen[step])
         data = equal.sample_gram(120, N, seed=3, step=step, dtype=DOUBLE)
         assert data[3].bincount().tolist() == [60, 60]
         total = torch.zeros(2, dtype=DOUBLE)
@@ -191,16 +195,16 @@ def test_a_batch_for_each_task():
 def test_prompts_in_turn(batch_per_task):
     """A step of the second phase is one for each task: the others' prompts have no gradient in it."""
     grads = []
-    plan = plan_of(
+    config = config_of(
         "fine-tune", prompts_in_turn=True, batch_per_task=batch_per_task, optimiser=recording(grads), steps=8
     )
-    _, seen = trace(plan)
+    _, seen = trace(config)
     assert [len(grad) for grad in grads] == [2] * 4 + [1] * 8
     turns = [[bool((grad[0][:, k] != 0).any()) for k in range(2)] for grad in grads[4:]]
     assert turns == [[True, False], [False, True]] * 4
     # With as many sequences of that task as a step has, and its loss unweighted.
     for k in range(2):
-        model = with_values(plan, seen[4])
+        model = with_values(config, seen[4])
         only = fl.TaskMixture(MIX.means, MIX.covariances, [1.0 - k, float(k)], MIX.noise_std)
         loss, _ = model.loss(only, N, 60, seed=3, step=4)
         # Plain descent has moved the other task's prompts alone, which this one's loss does not see.
@@ -209,7 +213,7 @@ def test_prompts_in_turn(batch_per_task):
 
 def test_prompts_in_turn_leaves_joint_training_alone():
     grads = []
-    trace(plan_of("joint", prompts_in_turn=True, optimiser=recording(grads)))
+    trace(config_of("joint", prompts_in_turn=True, optimiser=recording(grads)))
     assert all((grad[2][:, k] != 0).any() for grad in grads for k in range(2))
 
 
@@ -225,17 +229,17 @@ def test_tasks_of_a_users_own_keep_their_way_of_drawing(values):
     for kind in (fl.TaskMixture, Doubled):
         store = grads[kind] = []
         mix = kind(MIX.means, MIX.covariances, MIX.weights, MIX.noise_std)
-        trace(plan_of(prompts, mix=mix, optimiser=recording(store), **values))
+        trace(config_of(prompts, mix=mix, optimiser=recording(store), **values))
     assert not torch.equal(grads[Doubled][0][0], grads[fl.TaskMixture][0][0])
 
 
 def test_own_data():
     """Trial r draws from its own stream; the first has the data that all share otherwise."""
     grads, shared = [], []
-    plan = plan_of(own_data=True, optimiser=recording(grads), trials=3)
-    trace(plan)
-    trace(plan_of(optimiser=recording(shared), trials=3))
-    model = plan.model()
+    config = config_of(own_data=True, optimiser=recording(grads), trials=3)
+    trace(config)
+    trace(config_of(optimiser=recording(shared), trials=3))
+    model = initial_model(config)
     for r in range(3):
         loss, _ = model.loss(MIX, N, 60, seed=3, step=0, stream=r)
         wanted = torch.autograd.grad(loss[r], model.W)[0]
@@ -246,14 +250,14 @@ def test_own_data():
 
 def test_clip_shortens_each_trials_gradient():
     free, clipped = [], []
-    model = plan_of(trials=3).model()
+    model = initial_model(config_of(trials=3))
     loss, _ = model.loss(MIX, N, 60, seed=3, step=0)
     grads = torch.autograd.grad(loss.sum(), [model.W, model.v, model.p])
     norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)
     limit = float(norms.median())
     assert (norms > 1.05 * limit).sum() == 1
-    trace(plan_of(trials=3, optimiser=recording(free)))
-    trace(plan_of(trials=3, optimiser=recording(clipped), clip=limit))
+    trace(config_of(trials=3, optimiser=recording(free)))
+    trace(config_of(trials=3, optimiser=recording(clipped), clip=limit))
     assert_close(free[0], list(grads), 1e-10)
     factors = (limit / norms).clamp(max=1.0)
     for found, grad in zip(clipped[0], grads, strict=True):
@@ -267,8 +271,8 @@ def test_clip_shortens_each_trials_gradient():
 def test_average_is_the_mean_of_the_last_iterates(share, of):
     """Of ten steps, those that begin in the last share of the phase; the iterates are those of a run without."""
     given = {"steps": 10, "lr": 0.01}
-    _, iterates = trace(plan_of(**given))
-    _, averaged = trace(plan_of(**given, average=share))
+    _, iterates = trace(config_of(**given))
+    _, averaged = trace(config_of(**given, average=share))
     for name, last in averaged[-1].items():
         mean = torch.stack([seen[name] for seen in iterates[-of:]]).mean(0)
         assert_close(last, mean, 1e-12)
@@ -279,8 +283,8 @@ def test_average_is_the_mean_of_the_last_iterates(share, of):
 def test_average_ends_each_phase():
     """The second phase starts from the average of the first."""
     given = {"steps": 8, "lr": 0.01}
-    _, iterates = trace(plan_of("plain", steps=4, lr=0.01))
-    _, averaged = trace(plan_of("fine-tune", **given, average=0.5))
+    _, iterates = trace(config_of("plain", steps=4, lr=0.01))
+    _, averaged = trace(config_of("fine-tune", **given, average=0.5))
     mean = torch.stack([seen["W"] for seen in iterates[3:5]]).mean(0)
     assert_close(averaged[4]["W"], mean, 1e-12)
     assert all(torch.equal(seen["W"], averaged[4]["W"]) for seen in averaged[4:])
@@ -290,13 +294,13 @@ def test_average_ends_each_phase():
 def test_start_values_reach_the_model(model):
     sizes = {"start_attention": 0.2, "start_values": 0.6, "start_heads": 0.4, "start_prompts": 0.8}
     both = {"start": "uniform", "start_prompts_as": "uniform"}
-    uniform = plan_of("joint+heads", model=model, trials=500, **both, **sizes).model()
+    uniform = initial_model(config_of("joint+heads", model=model, trials=500, **both, **sizes))
     expected = {"Wv": 0.6, "C": 0.6, "v": 0.4, "h": 0.4, "p": 0.8}
     for name, raw in uniform.named_parameters():
         size = expected.get(name, 0.2)
         assert 0.98 * size < float(raw.detach().abs().max()) <= size
     both = {"start": "normal", "start_prompts_as": "normal"}
-    normal = plan_of("joint+heads", model=model, trials=500, **both, **sizes, start_readout=3.0).model()
+    normal = initial_model(config_of("joint+heads", model=model, trials=500, **both, **sizes, start_readout=3.0))
     for name, raw in normal.named_parameters():
         size, values = expected.get(name, 0.2), raw.detach()
         assert float((values - values.mean(0)).std()) == pytest.approx(size, rel=0.05)
@@ -304,17 +308,17 @@ def test_start_values_reach_the_model(model):
 
 
 def test_start_sizes_of_the_number_of_features():
-    model = plan_of(trials=500, start_attention="1/(d+1)^1.5", start_heads="1/sqrt(d+1)").model()
+    model = initial_model(config_of(trials=500, start_attention="1/(d+1)^1.5", start_heads="1/sqrt(d+1)"))
     assert 0.12 < float(model.W.detach().abs().max()) <= 0.125
     assert 0.49 < float(model.v.detach().abs().max()) <= 0.5
 
 
 def test_units_of_the_data_reach_the_model():
-    assert plan_of(units="data").model().loss_unit == pytest.approx(fl.theory.normaliser(MIX), rel=0.05)
-    assert plan_of(units="literal").model().loss_unit == 1.0
+    assert initial_model(config_of(units="data")).loss_unit == pytest.approx(fl.theory.normaliser(MIX), rel=0.05)
+    assert initial_model(config_of(units="literal")).loss_unit == 1.0
 
 
-NAMES = ", ".join(field.name for field in dataclasses.fields(Protocol))
+NAMES = ", ".join(field.name for field in dataclasses.fields(RunConfig)[3:])
 WRONG = [
     ({"steps": 0}, ValueError, "steps: got 0, wants an integer >= 1"),
     ({"steps": 2.0}, ValueError, "steps: got 2.0, wants an integer >= 1"),
@@ -373,22 +377,22 @@ def test_wrong_values(change, error, message, tmp_path):
 def test_decay_of_zero_is_zero():
     """AdamW decays by 0.01 unless it is told."""
     for kind in ("AdamW", torch.optim.AdamW):
-        made = plan_of(optimiser=kind).protocol.make_optimiser([torch.nn.Parameter(torch.zeros(2, 2))])
+        made = make_optimiser(config_of(optimiser=kind), [torch.nn.Parameter(torch.zeros(2, 2))])
         assert made.param_groups[0]["weight_decay"] == 0.0
         assert made.param_groups[0]["lr"] == 1e-3
 
 
 def test_options_of_the_same_optimiser_are_added():
-    tuned = plan_of(preset="tuned", optimiser="adam", optimiser_options={"amsgrad": True}).protocol
+    tuned = config_of(preset="tuned", optimiser="adam", optimiser_options={"amsgrad": True})
     assert tuned.optimiser_options == {"betas": (0.9, 0.98), "amsgrad": True}
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
-def test_optimisers_in_which_trials_would_meet(name):
-    with pytest.raises(ValueError, match=rf"^optimiser: {name} has one step for all parameters.* wants trials=1"):
-        plan_of(optimiser=name, trials=2)
+def test_optimisers_in_which_trials_would_interact(name):
+    with pytest.raises(ValueError, match=rf"^optimiser: {name} couples all parameters.* wants trials=1"):
+        config_of(optimiser=name, trials=2)
 
 
 def test_functions_without_a_name_are_told_apart():
-    first, second = (plan_of(schedule=schedule).config["schedule"] for schedule in (lambda s: 1.0, lambda s: 0.5))
+    first, second = (config_of(schedule=schedule).describe()["schedule"] for schedule in (lambda s: 1.0, lambda s: 0.5))
     assert first != second

@@ -6,12 +6,13 @@ import re
 
 import pytest
 import torch
-import training_plans
+import training_configs
 from helpers import DOUBLE, assert_close
-from training_plans import N, recording, trace
+from training_configs import N, recording, trace
 
 import fastlin as fl
 from fastlin.training.regimes import REGIMES, Phase, Regime, Term, named
+from fastlin.training.start import initial_model
 
 EYE = torch.eye(3, dtype=DOUBLE)
 MIX = fl.TaskMixture([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], torch.stack([EYE, 2 * EYE]), [0.4, 0.6], noise_std=0.3)
@@ -33,7 +34,7 @@ TABLE = {
     "heads": ([{"attention", "heads"}], True),
 }
 
-plan_of = functools.partial(training_plans.plan_of, mix=MIX, preset="tuned", batch=64)
+config_of = functools.partial(training_configs.config_of, mix=MIX, preset="tuned", batch=64)
 
 
 def changed(before, after):
@@ -62,7 +63,7 @@ def test_the_table():
 )
 def test_parameters_change_where_the_row_says(regime, model, layers, heads, preset):
     # The average replaces iterates at the end of a phase.
-    loop, seen = trace(plan_of(regime, model=model, layers=layers, heads=heads, preset=preset))
+    loop, seen = trace(config_of(regime, model=model, layers=layers, heads=heads, preset=preset))
     phases, task_heads = TABLE[regime]
     steps, names = 6 // len(phases), set(seen[0])
     for i, groups in enumerate(phases):
@@ -79,7 +80,7 @@ def test_parameters_change_where_the_row_says(regime, model, layers, heads, pres
             moved = (rows[-1][name] != rows[0][name]).flatten(1)
             assert moved.any(1).all(), name
     assert [record["phase"] for record in loop.records] == [i for i in range(len(phases)) for _ in range(steps)]
-    assert loop.job.model.shape.task_heads == task_heads
+    assert loop.model.shape.task_heads == task_heads
     assert seen[-1]["p"].shape[1] == (1 if regime == "one-prompt" else 2)
     if task_heads:
         name = "h" if model in ("separate", "stack") else "v"
@@ -95,29 +96,29 @@ def test_runs_give_prompts_where_the_last_phase_has_them(regime):
     if run.params["p"] is not None:
         assert run.params["p"].shape == (2, 2, 1, 4)
         assert torch.equal(run.params["p"][:, 0], run.params["p"][:, 1]) == (regime == "one-prompt")
-    assert run.config["regime"] == REGIMES[regime].describe()
+    assert Regime.restore(run.config["regime"]) == REGIMES[regime]
 
 
 def test_one_prompt_in_phases():
     """Tasks that share a prompt may fine-tune it, but not one task after the other."""
     rows = REGIMES["fine-tune"].phases
     tuned = Regime("own", rows, task_prompts=False)
-    _, seen = trace(plan_of(tuned))
+    _, seen = trace(config_of(tuned))
     assert seen[-1]["p"].shape == (2, 1, 1, 4)
     assert changed(seen[3], seen[-1]) == {"p"}
     for options in ({"preset": "authors"}, {"prompts_in_turn": True}):
         message = "prompts_in_turn: got True for regime 'own', whose 2 tasks share one prompt; wants False"
         with pytest.raises(ValueError, match="^" + re.escape(message)):
-            plan_of(tuned, **options)
+            config_of(tuned, **options)
     single = fl.TaskMixture(MIX.means[:1], MIX.covariances[:1], [1.0])
-    ends = [trace(plan_of(row, mix=single, preset="authors"))[1][-1] for row in (tuned, "fine-tune")]
+    ends = [trace(config_of(row, mix=single, preset="authors"))[1][-1] for row in (tuned, "fine-tune")]
     assert torch.equal(ends[0]["p"], ends[1]["p"])
 
 
 def test_phases_share_the_steps_and_start_anew():
     """An odd step goes to the last phase; each phase has its own schedule."""
     loop, _ = trace(
-        plan_of("fine-tune", preset="paper", steps=7, schedule="linear", lr=1e-4, optimiser="SGD", average=0.0)
+        config_of("fine-tune", preset="paper", steps=7, schedule="linear", lr=1e-4, optimiser="SGD", average=0.0)
     )
     assert [record["phase"] for record in loop.records] == [0, 0, 0, 1, 1, 1, 1]
     assert [record["lr"] for record in loop.records] == pytest.approx(
@@ -127,7 +128,7 @@ def test_phases_share_the_steps_and_start_anew():
 
 def test_phases_of_the_same_kind_are_told_apart():
     again = Phase(("attention", "heads"), prompts=False)
-    loop, _ = trace(plan_of(Regime("twice", (again, again))))
+    loop, _ = trace(config_of(Regime("twice", (again, again))))
     assert [record["phase"] for record in loop.records] == [0, 0, 0, 1, 1, 1]
 
 
@@ -140,12 +141,12 @@ MIXED = Regime("mixed", (Phase(("attention", "prompts"), prompts=True, objective
 def test_a_mixed_objective_is_the_weighted_sum(units):
     """Gradients of the first two steps against those of the terms alone; weights move between the steps."""
     grads = []
-    plan = plan_of(
+    config = config_of(
         MIXED, target=TARGET, optimiser=recording(grads), schedule="constant", clip=None, average=0.0, units=units
     )
-    loop, seen = trace(plan)
+    loop, seen = trace(config)
     assert len(grads) == 6
-    model = plan.model()
+    model = initial_model(config)
     for step, share in ((0, 0.0), (1, 1 / 6), (5, 5 / 6)):
         with torch.no_grad():
             for name, raw in model.named_parameters():
@@ -164,7 +165,7 @@ def test_a_mixed_objective_is_the_weighted_sum(units):
 def test_a_weight_of_zero_takes_a_term_out():
     silent = Regime("x", (Phase(("attention",), False, (Term(weight=(0.0, 0.0), source="target"), Term())),))
     alone = Regime("y", (Phase(("attention",), False, (Term(shots=2, weight=(0.0, 0.0)), Term())),))
-    ends = [trace(plan_of(row, target=target))[1][-1] for row, target in ((silent, TARGET), (alone, None))]
+    ends = [trace(config_of(row, target=target))[1][-1] for row, target in ((silent, TARGET), (alone, None))]
     assert torch.equal(ends[0]["W"], ends[1]["W"])
 
 
@@ -172,9 +173,9 @@ def test_terms_have_their_own_draws():
     """The same term twice is twice the data, not twice the gradient."""
     grads = []
     twice = Regime("x", (Phase(("attention",), False, (Term(weight=(0.5, 0.5)), Term(weight=(0.5, 0.5)))),))
-    plan = plan_of(twice, optimiser=recording(grads), clip=None, schedule="constant", average=0.0)
-    trace(plan)
-    model = plan.model()
+    config = config_of(twice, optimiser=recording(grads), clip=None, schedule="constant", average=0.0)
+    trace(config)
+    model = initial_model(config)
     parts = [model.loss(MIX, N, 64, seed=3, step=0, stream=stream, prompts=False)[0] for stream in (0, 1)]
     one, two = (torch.autograd.grad(part.sum() / model.loss_unit, model.W)[0] for part in parts)
     assert not torch.allclose(one, two)

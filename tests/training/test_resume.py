@@ -29,7 +29,7 @@ from training_runs import (
 import fastlin as fl
 from fastlin import cli
 from fastlin.training.loop import Loop
-from fastlin.training.protocol import COUPLED, OPTIMISERS
+from fastlin.training.optimiser import COUPLED, OPTIMISERS
 
 pytestmark = [
     pytest.mark.usefixtures("small_evaluations"),

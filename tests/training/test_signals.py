@@ -22,9 +22,8 @@ from training_runs import (
 )
 
 import fastlin as fl
-from fastlin import cli
-from fastlin.experiments import cells, config
-from fastlin.experiments import train as experiments_train
+from fastlin import cli, settings
+from fastlin.training import run, table
 from fastlin.training.loop import Loop
 from fastlin.training.signals import interruptible
 
@@ -46,7 +45,7 @@ def test_signal_to_the_command(tmp_path, forker, no_pictures, number, code):
     assert visible(tmp_path / "stopped/plain-n5") == [CHECKPOINT, "records.jsonl", "run.json"]
     said = forker.errors.read_text()
     assert "Traceback" not in said
-    assert ("--resume goes on from" in said) == (number == signal.SIGINT)
+    assert ("--resume resumes" in said) == (number == signal.SIGINT)
     assert cli.main([*stopped, "--resume"]) == 0
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     assert records(tmp_path / "stopped/plain-n5") == records(tmp_path / "whole/plain-n5")
@@ -79,14 +78,14 @@ def test_signal_leaves_a_checkpoint(tmp_path, monkeypatch, undisturbed, number, 
 def test_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch):
     """Ctrl-C stops a command of many cells, whenever it comes."""
     (tmp_path / "own.toml").write_text(TOML)
-    setting = config.load(tmp_path / "own.toml").with_lengths([5, 6])
+    setting = settings.load(tmp_path / "own.toml").with_lengths([5, 6])
     before_step(monkeypatch.setattr, STEPS - 1, lambda: send(signal.SIGINT))
     done = []
     with pytest.raises(KeyboardInterrupt):
-        cells.train_cells(setting, ["plain"], tmp_path / "out", False, done.append, **SIZES)
+        table.train_cells(setting, ["plain"], tmp_path / "out", False, done.append, **SIZES)
     assert len(done) <= 1
     monkeypatch.undo()
-    cells.train_cells(setting, ["plain"], tmp_path / "out", True, done.append, **SIZES)
+    table.train_cells(setting, ["plain"], tmp_path / "out", True, done.append, **SIZES)
     for n in (5, 6):
         whole = fl.train(setting.mixture, "plain", n, out=tmp_path / f"whole-{n}", **SIZES)
         assert records(tmp_path / f"out/plain-n{n}") == records(whole.folder)
@@ -96,9 +95,9 @@ def test_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_signal_after_the_last_step(tmp_path, monkeypatch, undisturbed, number, error):
     """While the result is made, all that the run has done is in memory: it is on disk before the run ends."""
-    made, whole = experiments_train._result, undisturbed("plain")
+    made, whole = run._result, undisturbed("plain")
     with monkeypatch.context() as patch:
-        patch.setattr(experiments_train, "_result", lambda *given: (send(number), made(*given))[1])
+        patch.setattr(run, "_result", lambda *given: (send(number), made(*given))[1])
         with pytest.raises(error):
             train("plain", out=tmp_path / "run")
     monkeypatch.setattr(Loop, "_one_step", lambda *_: pytest.fail("trained again"))

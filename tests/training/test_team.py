@@ -6,14 +6,15 @@ import socket
 import pytest
 import team_runs
 import torch
-from training_plans import MIX, plan_of
+from training_configs import MIX, config_of
 from training_runs import TOML, records, same
 
 import fastlin as fl
 from fastlin import cli
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
-from fastlin.training.team import Team, team_of
+from fastlin.training.opening import State
+from fastlin.training.team import ALONE, Team, team_of
 
 TARGET = fl.FixedTask([0.2, 0.4, 0.6], bias=True)
 SPHERE = {"mix": fl.SphereTasks(3, bias=True), "target": TARGET, "preset": "authors"}
@@ -47,16 +48,16 @@ class Apart(Team):
 kept: list[torch.Tensor] = []
 
 
-def begun(plan, phase, **job):
-    """A loop in a phase of a plan, at its start, and its objective."""
-    loop = Loop(dataclasses.replace(plan.job(), **job))
-    loop._begin(plan.regime.phases[phase])
-    return loop, Objective(loop.job, plan.regime.phases[phase])
+def begun(config, phase, team=ALONE, **fields):
+    """A loop in a phase of a run, at its start, and its objective."""
+    loop = Loop(dataclasses.replace(config, **fields), team)
+    loop._begin(config.regime.phases[phase])
+    return loop, Objective(loop.config, loop.model, loop._sources, team, config.regime.phases[phase])
 
 
-def sums(plan, phase, turn, **job):
+def sums(config, phase, turn, **given):
     """Losses and gradients of a step, flat, as the processes add them up."""
-    loop, objective = begun(plan, phase, **job)
+    loop, objective = begun(config, phase, **given)
     loss = objective.backward(3, 0.25, turn, loop._trained(), None)
     return torch.cat([loss, *(raw.grad.flatten() for raw in loop._trained())]), objective
 
@@ -65,18 +66,18 @@ def sums(plan, phase, turn, **job):
 @pytest.mark.parametrize("name", PLANS)
 def test_pieces_add_up_to_the_batch(name, size):
     """Losses and gradients of any number of processes, more than sequences too, and the sequences themselves."""
-    plan = plan_of(**{"batch": 11, **PLANS[name]})
-    for phase in range(len(plan.regime.phases)):
-        whole, of_all = sums(plan, phase, 0)
+    config = config_of(**{"batch": 11, **PLANS[name]})
+    for phase in range(len(config.regime.phases)):
+        whole, of_all = sums(config, phase, 0)
         kept.clear()
-        parts = [sums(plan, phase, 0, team=Apart(rank, size))[1] for rank in range(size)]
+        parts = [sums(config, phase, 0, team=Apart(rank, size))[1] for rank in range(size)]
         added = torch.stack(kept).sum(0)[:-2]
         assert torch.allclose(added, whole, rtol=1e-11, atol=1e-12)
-        assert whole[: plan.shape.trials].all()
-        for i, draw in enumerate(of_all._units[0][0]):
-            place = {"seed": plan.seed, "step": 3, "stream": 0}
+        assert whole[: config.shape.trials].all()
+        for i, draw in enumerate(of_all._units[0]):
+            place = {"seed": config.seed, "step": 3, "stream": 0}
             expected = draw.sources[0].sample(draw.batch, draw.shots, **place)
-            pieces = [part._units[0][0][i] for part in parts]
+            pieces = [part._units[0][i] for part in parts]
             found = [draw.sources[0].sample(p.batch, p.shots, offset=p.offset, **place) for p in pieces]
             for have, want in zip(zip(*found, strict=True), expected, strict=True):
                 assert same(torch.cat(have), want)
@@ -85,14 +86,14 @@ def test_pieces_add_up_to_the_batch(name, size):
 @pytest.mark.parametrize("shards", [1, 3, 16])
 @pytest.mark.parametrize("name", ["weights", "own data", "two terms"])
 def test_shards_have_the_same_bits_for_any_number_of_processes(name, shards):
-    plan = plan_of(**{"batch": 11, "dtype": torch.float32, **PLANS[name]})
-    alone, _ = sums(plan, 0, 0, shards=shards)
-    assert torch.allclose(alone, sums(plan, 0, 0)[0], rtol=1e-4, atol=1e-6)
+    config = config_of(**{"batch": 11, "dtype": torch.float32, **PLANS[name]})
+    alone, _ = sums(config, 0, 0, shards=shards)
+    assert torch.allclose(alone, sums(config, 0, 0)[0], rtol=1e-4, atol=1e-6)
     width = len(alone)
     for size in (2, 3, 20):
         kept.clear()
         for rank in range(size):
-            sums(plan, 0, 0, shards=shards, team=Apart(rank, size))
+            sums(config, 0, 0, shards=shards, team=Apart(rank, size))
         rows = torch.stack(kept).sum(0)[:-2].view(shards, width)
         total = rows[0]
         for row in rows[1:]:
@@ -106,35 +107,45 @@ def test_a_source_that_draws_tasks_in_its_own_way_is_refused_where_shares_are_no
             return torch.ones(place.batch, dtype=torch.int64)
 
     mix = Own(MIX.means, MIX.covariances, MIX.weights)
-    plan = plan_of(mix=mix, batch_per_task=True)
-    sums(plan, 0, 0)
+    config = config_of(mix=mix, batch_per_task=True)
+    sums(config, 0, 0)
     with pytest.raises(ValueError, match="Own: draws tasks in its own way; wants a TaskMixture"):
-        sums(plan, 0, 0, shards=2)
+        sums(config, 0, 0, shards=2)
 
 
-def test_what_the_first_process_tells(monkeypatch):
+@pytest.fixture
+def wire(monkeypatch):
+    """What the first process has broadcast reaches the others."""
     sent = []
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: sent.append(tensor.clone()))
-    told = {"a": [1, None, "é"]}, {"x": torch.arange(6.0).view(2, 3).T, "none": torch.empty(0, dtype=torch.int64)}
-    assert Team(0, 3).told(lambda: told) is not None
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.copy_(sent.pop(0)))
-    value, tensors = Team(2, 3).told(lambda: pytest.fail("asked another"))
-    assert value == told[0]
-    assert list(tensors) == ["x", "none"]
-    assert all(same(tensors[name], held) for name, held in told[1].items())
+
+    def broadcast(held, source, device):
+        assert (source, device) == (0, torch.device("cpu"))
+        if sent:
+            held[:] = sent.pop(0)
+        else:
+            sent.append(list(held))
+
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
 
 
-def test_an_error_of_the_first_process_ends_all(monkeypatch):
+def test_what_the_first_process_broadcasts(wire):
+    made = {"a": [1, None, "é"], "x": torch.arange(6.0)}
+    assert Team(0, 3).broadcast(lambda: made) is made
+    assert Team(2, 3).broadcast(lambda: pytest.fail("asked another")) is made
+    assert Team(0, 1).broadcast(lambda: made) is made
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(ValueError("out: is full"), "out: is full"), (KeyboardInterrupt(), "Key")]
+)
+def test_an_error_of_the_first_process_ends_all(wire, error, text):
     def fail():
-        raise ValueError("out: is full")
+        raise error
 
-    sent = []
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: sent.append(tensor.clone()))
-    with pytest.raises(ValueError, match="out: is full"):
-        Team(0, 2).told(fail)
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, source: tensor.copy_(sent.pop(0)))
-    with pytest.raises(ConnectionError, match="process 0 of 2 has ended: out: is full"):
-        Team(1, 2).told(fail)
+    with pytest.raises(type(error)):
+        Team(0, 2).broadcast(fail)
+    with pytest.raises(ConnectionError, match=f"process 0 of 2 has ended: {text}"):
+        Team(1, 2).broadcast(fail)
 
 
 def test_a_process_that_is_gone(monkeypatch):
@@ -147,8 +158,8 @@ def test_a_process_that_is_gone(monkeypatch):
 
 
 def test_other_arguments_in_another_process(monkeypatch):
-    monkeypatch.setattr("fastlin.experiments.plan.team_of", lambda *_: Team(1, 2))
-    monkeypatch.setattr(Team, "told", lambda *_: ({"config": {**plan_of().config, "n": 9}}, {}))
+    monkeypatch.setattr("fastlin.training.run.team_of", lambda *_: Team(1, 2))
+    monkeypatch.setattr(Team, "broadcast", lambda *_: State({**config_of().describe(), "n": 9}))
     with pytest.raises(ValueError, match=r"process 1 got .*, process 0 got .*; wants the same in all"):
         fl.train(MIX, "joint", 4, steps=2)
 
@@ -164,17 +175,17 @@ def test_a_command_of_one_process_under_torchrun(monkeypatch, tmp_path, no_pictu
     (tmp_path / "setting.toml").write_text(TOML)
     command = ["train", str(tmp_path / "setting.toml"), "--regime", "plain", "--steps", "4", "--batch", "20"]
     for _ in range(2):
-        assert cli.main([*command, "--memory", "1G", "--out", str(tmp_path / "run")]) == 0
+        assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
     assert not torch.distributed.is_initialized()
     other = fl.train(team_runs.mixture(), "plain", 5, steps=4, batch=20, out=tmp_path / "other")
     assert records(tmp_path / "run" / "plain-n5") == records(other.folder)
 
 
 def test_parameters_that_differ_between_processes_are_seen(monkeypatch):
-    loop, _ = begun(plan_of(), 0, team=Team(1, 2))
-    monkeypatch.setattr(Team, "told", lambda self, make: make())
+    loop, _ = begun(config_of(), 0, team=Team(1, 2))
+    monkeypatch.setattr(Team, "broadcast", lambda self, make: make())
     loop._compare_parameters()
-    monkeypatch.setattr(Team, "told", lambda self, make: ("other", {}))
+    monkeypatch.setattr(Team, "broadcast", lambda self, make: "other")
     with pytest.raises(RuntimeError, match="process 1 of 2 holds other parameters than process 0 at step 0"):
         loop._compare_parameters()
 

@@ -13,10 +13,9 @@ from training_runs import assert_same
 import fastlin as fl
 from fastlin import theory
 from fastlin.backends import cpu
-from fastlin.experiments import plan as plans
-from fastlin.training import streams
+from fastlin.training import judge, streams
+from fastlin.training.judge import Estimate
 from fastlin.training.regimes import Phase, Regime
-from fastlin.training.risk import Estimate
 
 N = 4
 EYE = torch.eye(3, dtype=DOUBLE)
@@ -198,12 +197,13 @@ def test_the_best_trial_is_not_chosen_on_what_is_reported(monkeypatch):
     planted = {streams.SELECT: [3.0, 1.0, 2.0], streams.REPORT: [4.0, 6.0, 5.0]}
     tails = {streams.SELECT: [0.01, 0.02, 0.01], streams.REPORT: [0.01, 0.02, 0.03]}
 
-    def risk(model, source, n, *, stream, **_):
+    def risk(self, model, source, n, prompts, sample, batch):
+        stream = sample.stream
         error = torch.full((3,), 0.5, dtype=DOUBLE)
         risk = torch.tensor(planted[stream], dtype=DOUBLE)
         return Estimate(risk, error, torch.tensor(tails[stream], dtype=DOUBLE), 0.5 * risk)
 
-    monkeypatch.setattr(plans, "sampled_risk", risk)
+    monkeypatch.setattr(judge.Judge, "_sampled", risk)
     run = short(model="stack", layers=2, trials=3)
     assert run.best == 1
     assert run.risk.tolist() == [4.0, 6.0, 5.0]
@@ -230,7 +230,7 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("model", ["reduced", "full", "stack"])
 def test_sources_train(name, model, monkeypatch):
-    monkeypatch.setattr(plans, "_EVALUATION_BATCH", 1024)
+    monkeypatch.setattr(judge, "_EVALUATION_BATCH", 1024)
     source = SOURCES[name]
     run = fl.train(source, "joint", N, model=model, steps=40, batch=128, trials=2, records=2, lr=0.05)
     op = fl.sampled_stack_loss if model == "stack" else fl.sampled_loss
@@ -266,7 +266,7 @@ def test_dtypes(model, dtype):
 @pytest.mark.parametrize("model", ["reduced", "full", "separate", "stack"])
 @pytest.mark.parametrize("preset", ["tuned", "authors"])
 def test_backends_agree(model, preset, monkeypatch):
-    monkeypatch.setattr(plans, "_EVALUATION_BATCH", 64)
+    monkeypatch.setattr(judge, "_EVALUATION_BATCH", 64)
     cpu.last_kernel = None
     runs = {}
     for backend in ("eager", "cpu", "reference"):
@@ -393,7 +393,7 @@ def test_a_stack_of_one_layer_has_its_exact_risk():
 def test_heavy_tails_are_told(monkeypatch):
     """A risk that rests on one batch of many: three layers whose predictions are large polynomials."""
     given = {"model": "stack", "layers": 3, "preset": "paper", "start_attention": 0.05, "steps": 1, "batch": 8}
-    monkeypatch.setattr(plans, "_EVALUATION_BATCH", 64)
+    monkeypatch.setattr(judge, "_EVALUATION_BATCH", 64)
     with pytest.warns(UserWarning, match=r"^train: the sampled risk of trials \[.* has heavy tails"):
         short(**given)
 

@@ -79,7 +79,7 @@ WRONG = [
     (
         {"out": None, "resume": True},
         ValueError,
-        "resume: got True without out, wants the folder of the run to go on with",
+        "resume: got True without out, wants the folder of the run to resume",
     ),
     ({"steps": 0}, ValueError, "steps: got 0"),
     ({"batch": 0}, ValueError, "batch: got 0"),

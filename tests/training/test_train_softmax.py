@@ -9,8 +9,8 @@ from training_runs import TOML, assert_same, mixture
 
 import fastlin as fl
 from fastlin import cli, theory
-from fastlin.experiments import plan
 from fastlin.ops.softmax import softmax_loss
+from fastlin.training import judge
 
 MIX, N = mixture(), 5
 POINTS = fl.PointSet(torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30.0) / 10)
@@ -18,7 +18,7 @@ POINTS = fl.PointSet(torch.randn(30, 3, generator=torch.Generator().manual_seed(
 
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch):
-    monkeypatch.setattr(plan, "_EVALUATION_BATCH", 1024)
+    monkeypatch.setattr(judge, "_EVALUATION_BATCH", 1024)
 
 
 def short(mix=MIX, regime="joint", n=N, **options):
@@ -31,8 +31,8 @@ def test_risk_is_sampled_and_no_closed_form_is_asked(regime, monkeypatch):
         raise AssertionError("a closed form of linear attention")
 
     monkeypatch.setattr(theory, "full_population_loss", never)
-    for name in list(plan._OPTIMA):
-        monkeypatch.setitem(plan._OPTIMA, name, never)
+    for name in list(judge._OPTIMA):
+        monkeypatch.setitem(judge._OPTIMA, name, never)
     run = short(regime=regime, trials=3)
     assert (run.theory, run.excess) == (None, None)
     assert (run.risk_error > 0).all()

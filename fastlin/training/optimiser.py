@@ -1,0 +1,89 @@
+"""Optimisers and learning-rate schedules of a run, by name, class or function."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from fastlin.training.config import RunConfig
+
+
+def _one_cycle(progress: float) -> float:
+    if progress < 0.3:
+        return 0.04 + 0.48 * (1.0 - math.cos(math.pi * progress / 0.3))
+    return 0.5 * (1.0 + math.cos(math.pi * (progress - 0.3) / 0.7))
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "one-cycle": _one_cycle,
+}
+"""Learning-rate multiplier at `progress` in [0, 1] within a phase."""
+
+OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+"""The classes of torch.optim by their names in lower case."""
+# Those in which a step of one parameter depends on all of them, so that trials would interact.
+COUPLED = {torch.optim.LBFGS, torch.optim.Adafactor}
+# Those that update all parameters in one pass when asked to.
+_FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
+
+
+def multiplier(config: RunConfig, progress: float) -> float:
+    """Learning-rate multiplier at `progress` in [0, 1] within a phase."""
+    schedule = config.schedule
+    return SCHEDULES[schedule](progress) if isinstance(schedule, str) else float(schedule(progress))
+
+
+def optimiser_class(given: Any) -> type[torch.optim.Optimizer] | None:
+    """The class of an optimiser by its name, or the class itself; None for a function, or a name that is unknown."""
+    if isinstance(given, str):
+        return OPTIMISERS.get(given.lower())
+    return given if isinstance(given, type) and issubclass(given, torch.optim.Optimizer) else None
+
+
+def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of a run for these parameters."""
+    kind = optimiser_class(config.optimiser)
+    if kind is None:
+        function: Any = config.optimiser
+        made: torch.optim.Optimizer = function(parameters)
+        return made
+    options: dict[str, Any] = {"lr": config.lr, **({"fused": True} if kind in _FUSED else {})}
+    # A class may have a decay by default that is not the 0 that is said here.
+    if config.weight_decay or "weight_decay" in inspect.signature(kind).parameters:
+        options["weight_decay"] = config.weight_decay
+    make: Any = kind
+    try:
+        made = make(parameters, **{**options, **config.optimiser_options})
+        return made
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimiser: {kind.__name__} does not take {config.optimiser_options!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A function of a run that was read from a folder, which holds only its name."""
+
+    name: str
+
+    def __call__(self, *_: Any) -> Any:
+        """Raise: the function is not there."""
+        raise RuntimeError(f"{self.name}: the run's folder holds the name of this function only, not the function")
+
+    @classmethod
+    def unless_known(cls, field: str, value: Any) -> Any:
+        """A name that can be looked up as it is, any other as a function that is lost."""
+        known = value in SCHEDULES if field == "schedule" else optimiser_class(value) is not None
+        return value if known or not isinstance(value, str) else cls(value)
