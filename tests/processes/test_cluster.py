@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from distributed import Client
 
 from fastlin._files import read_json
+from fastlin.figures import prompts
+from fastlin.figures.reproduce import Effort, Request, reproduce
 
 PROGRAM = Path(__file__).with_name("small_sweep.py")
 KEYS = ("plain-full-n2", "fine-tune-full-n2", "joint-full-n2")
@@ -184,6 +188,12 @@ def test_an_outside_cluster(tmp_path, outside, undisturbed):
     assert table(tmp_path / "file") == undisturbed["2c"]
     end(start(tmp_path / "address", "ff4", "--dask", outside.address()))
     assert table(tmp_path / "address", "ff4", ("pretrain", "tuned")) == undisturbed["ff4"]
+    request = Request(effort=Effort(1, 6, 32), lengths=(2,))
+    with Client(outside.address()) as client:
+        (record,) = reproduce([prompts.PANELS["2c"]], str(tmp_path / "python"), request, client=client)
+    assert [cell["state"] for cell in record["cells"]] == ["done"] * 3
+    (alone,) = reproduce([prompts.PANELS["2c"]], tmp_path / "alone", replace(request, jobs=1))
+    assert [cell["row"] for cell in record["cells"]] == [cell["row"] for cell in alone["cells"]]
 
 
 def test_the_scheduler_of_an_outside_cluster_is_killed(tmp_path, outside, undisturbed):
