@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --durations 20
 reproduce: $(INSTALLED)
 	$(BIN)/fastlin reproduce 2c --out runs/reproduce
 
-# Minutes: before every commit. tests/selection.py says what it leaves to test-all.
+# Minutes: before every commit. tests/support/selection.py says what it leaves to test-all.
 test: $(INSTALLED)
 	$(PYTEST) -m "not long"
 
@@ -36,7 +36,7 @@ next-triton: $(INSTALLED)
 	PYTHONPATH=$(FOLDER) $(PYTEST) tests/triton/test_compiled.py -k default
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.cpu
+	$(BIN)/fastlin bench
 
 # The pages of docs/ as a site in build/site; without network.
 docs: $(INSTALLED)
@@ -57,14 +57,14 @@ bench-readme: $(INSTALLED)
 	$(BIN)/fastlin bench --json benchmarks/results/cpu.json
 	$(BIN)/python -m benchmarks.readme
 
-# On a machine with a GPU: all tests on it, then the table of the GPU; one report in runs/gpu-check.
+# On a machine with a GPU: all tests on it, then fastlin bench --device cuda; one report in runs/gpu-check.
 gpu-check: $(INSTALLED)
 	$(BIN)/python -m benchmarks.gpu_check --out runs/gpu-check
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy fastlin benchmarks
+	$(BIN)/mypy fastlin benchmarks dev
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 format: $(INSTALLED)

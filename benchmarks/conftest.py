@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastlin.bench import suite
+from fastlin.bench import rows
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,9 +14,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each contender of each case of the table."""
-    specs = [spec for spec in suite.default(torch.get_num_threads()) if spec.part == suite.TABLE]
+    """One test for each contender of each op in the default run, without curves."""
+    table = [row for row in rows.default(torch.get_num_threads()) if row.shape is not None and row.axis is None]
     if metafunc.config.getoption("--smoke"):
-        specs = [spec.small() for spec in specs]
-    pairs = [pytest.param(spec, label, id=f"{spec.name}-{label}") for spec in specs for label in spec.labels]
-    metafunc.parametrize(("spec", "label"), pairs)
+        table = [row.small() for row in table]
+    pairs = [pytest.param(row, label, id=f"{row.name}-{label}") for row in table for label in row.labels]
+    metafunc.parametrize(("row", "label"), pairs)

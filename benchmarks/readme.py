@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import markdown
 from fastlin import plots
 from fastlin._files import replacing
+from fastlin._tables import markdown
 from fastlin.bench.compare import read
-from fastlin.bench.contenders import kind
-from fastlin.bench.suite import TABLE
-from fastlin.bench.table import long_time, of_part
+from fastlin.bench.end_to_end import long_time
 from fastlin.bench.timing import in_units
+from fastlin.plots.bench import is_peer, table_cases
 from fastlin.plots.style import save
 
 ROOT = Path(__file__).parents[1]
@@ -27,16 +26,9 @@ README = ROOT / "README.md"
 RECORD = ROOT / "benchmarks" / "results" / "cpu.json"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 _PICTURES = {
-    "speedup": "Time of each form over fastlin's, by op",
+    "speedup": "Time of each form over fastlin's, prompt_loss at B = 8192, n = 50",
     "scaling": "Time against sequences, context length, features, layers, trials and threads",
     "roofline": "Useful operations a second against operations a byte, under the machine's measured roofs",
-}
-_NAMES = {
-    "fastlin": "fastlin",
-    "eager": "eager, query row, a trial at a time",
-    "vmap-gram": "eager, Gram form, trials by vmap",
-    "compile-gram": "torch.compile, Gram form, trials by vmap",
-    "jax-gram": "JAX, Gram form: jit, vmap, scan",
 }
 
 
@@ -57,13 +49,7 @@ def checksum(path: Path) -> str:
 
 
 def with_section(text: str, made: str) -> str:
-    """A text with what stands between the markers replaced.
-
-    Raises
-    ------
-    ValueError
-        Unless the text has each marker once, in order.
-    """
+    """A text with what stands between the markers replaced; it has each once, in order."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
@@ -80,47 +66,30 @@ def section(record: dict[str, Any]) -> str:
         f"reads {limit['bandwidth'] / 1e9:.1f} GB/s"
         for limit in record["limits"]
     )
-    pictures = "\n\n".join(
-        f"![{text}](benchmarks/results/{name}.png)" for name, text in _PICTURES.items() if _drawn(record, name)
-    )
+    pictures = "\n\n".join(f"![{text}](benchmarks/results/{name}.png)" for name, text in _PICTURES.items())
     return (
         f"`{record['command']}` on {machine['cpu']} ({machine['instruction_set']}), {machine['cores']} cores, "
         f"threads = {machine['threads']}, {record['date'][:10]}; {versions}. Measured limits: {limits}. Times of the "
         "other columns are over fastlin's; float32, m = 11, K = 2, losses with the gradients of all parameters.\n\n"
         f"{_table(record)}\n"
-        "Eager is the form one writes first: the query's row of the attention, or full attention in a stack; with "
-        "trials, the forms are under `torch.func.vmap`. torch.compile and JAX are the faster of their two forms. FMA "
-        "and read are the shares of the measured limits that the least work and traffic known for the op would need, "
-        "more than all of it where the data were still in a cache; "
-        "memory is the peak beyond inputs and outputs.\n\n"
-        f"{_training(record['training'])}{pictures}\n"
+        "[The labels](fastlin/bench/labels.py): `eager` is the form one writes first, the query's row of the "
+        "attention, or full attention in a stack; `eager-gram` is the Gram form; with trials, both are under "
+        "`torch.func.vmap`; `compile` and `jax` are the faster of their two forms. FMA and read: achieved "
+        "fraction of peak compute and read bandwidth, counting only necessary work and data, above 100 % where "
+        "the data were still in a cache. Memory is the peak beyond inputs and outputs.\n\n"
+        f"{_training(record['others'].get('training'))}{pictures}\n\n"
+        "[All ops in one picture](benchmarks/results/speedup-all.png).\n"
     )
-
-
-def _drawn(record: dict[str, Any], name: str) -> bool:
-    return name != "scaling" or any(case["part"] != TABLE for case in record["cases"])
 
 
 def _table(record: dict[str, Any]) -> str:
     """A line for each case."""
-    header = [
-        "op",
-        "sizes",
-        "fastlin",
-        "reference",
-        "eager",
-        "eager, Gram",
-        "torch.compile",
-        "JAX",
-        "FMA",
-        "read",
-        "memory",
-    ]
+    columns = "op, sizes, fastlin, reference, eager, eager-gram, compile, jax, FMA, read, memory"
     cells = []
-    for case in of_part(record, TABLE):
+    for case in table_cases(record):
         by_label = {entry["label"]: entry for entry in case["contenders"]}
         ours = by_label.get("fastlin")
-        if ours is None:
+        if ours is None or not any(map(is_peer, case["contenders"])):
             continue
         cells.append(
             [
@@ -137,7 +106,7 @@ def _table(record: dict[str, Any]) -> str:
                 "" if ours.get("memory") is None else f"{ours['memory'] / 1e6:.1f} MB",
             ]
         )
-    return markdown(header, cells)
+    return markdown(columns.split(", "), cells)
 
 
 def _sizes(case: dict[str, Any]) -> str:
@@ -147,7 +116,7 @@ def _sizes(case: dict[str, Any]) -> str:
 
 
 def _fastest(case: dict[str, Any], of_kind: str) -> dict[str, Any] | None:
-    found = [entry for entry in case["contenders"] if kind(entry["label"]) == of_kind]
+    found = [entry for entry in case["contenders"] if entry["label"] in (of_kind, f"{of_kind}-gram")]
     return min(found, key=lambda entry: float(entry["median"]), default=None)
 
 
@@ -161,7 +130,7 @@ def _training(training: dict[str, Any] | None) -> str:
         return ""
     cells = [
         [
-            _NAMES.get(entry["label"], entry["label"]),
+            f"`{entry['label']}`",
             f"{entry['steps']} × {entry['trials']} in {in_units(entry['median'] * entry['steps'])}",
             long_time(entry["cell"]),
             long_time(entry["figure"]),

@@ -1,5 +1,5 @@
-// How the modules that Python imports take their arguments: sizes, strides and addresses, in the order in
-// which fastlin/backends/compiled.py and draw.py pack them, checked.
+// Turns the arguments of the Python modules into problems, sources and results, and checks them. Sizes,
+// strides and addresses come in the order in which fastlin/backends/compiled.py and draw.py pack them.
 #pragma once
 
 #include <array>
@@ -32,19 +32,19 @@ T* at(const Addresses& addresses, std::size_t i) {
 using SourceTuple =
     std::tuple<std::array<std::int64_t, 5>, std::array<double, 2>, Addresses, std::array<std::uint64_t, 4>>;
 
-inline Source source_of(const SourceTuple& given) {
-  const auto& [sizes, numbers, addresses, place] = given;
+inline Source source_of(const SourceTuple& tuple) {
+  const auto& [sizes, numbers, addresses, counter] = tuple;
   check_count("source", addresses, 5);
-  check_below("step", static_cast<std::int64_t>(place[2]), kMaxSteps);
-  check_below("stream", static_cast<std::int64_t>(place[3]), kMaxStreams);
+  check_below("step", static_cast<std::int64_t>(counter[2]), kMaxSteps);
+  check_below("stream", static_cast<std::int64_t>(counter[3]), kMaxStreams);
   Source S{};
   S.d = sizes[0], S.n = sizes[1], S.K = sizes[2], S.bias = sizes[3] != 0, S.period = sizes[4];
   S.radius = numbers[0], S.noise_std = numbers[1];
   S.means = at<const double>(addresses, 0), S.factors = at<const double>(addresses, 1);
   S.cumulative = at<const double>(addresses, 2), S.strata = at<const std::int64_t>(addresses, 3);
   S.feature_factor = at<const double>(addresses, 4);
-  S.seed = place[0], S.offset = place[1];
-  S.step = static_cast<std::uint32_t>(place[2]), S.stream = static_cast<std::uint32_t>(place[3]);
+  S.seed = counter[0], S.offset = counter[1];
+  S.step = static_cast<std::uint32_t>(counter[2]), S.stream = static_cast<std::uint32_t>(counter[3]);
   check(S);
   return S;
 }
@@ -54,13 +54,13 @@ using Strides = std::array<std::int64_t, 3>;  // of x: batch, row; of q: batch
 using Factors = std::array<double, 4>;        // scale, first_skip, skip, last_skip
 using Flags = std::array<bool, 3>;            // is_gram, see_query, shares_v
 
-// A problem and what is asked of it. It stays where it is made: its problem points into it.
+// A problem and the results to write. It cannot be copied: the problem points to the source inside it.
 template <class T>
 struct Call {
   Call(const Sizes& sizes, const Strides& strides, const Factors& factors, const Flags& flags,
        const Addresses& inputs,   // x, q, task, p, A, C, W, v, h, y, weight, gy, counts
        const Addresses& outputs,  // in the order of Results
-       const std::optional<SourceTuple>& given) {
+       const std::optional<SourceTuple>& source_tuple) {
     check_count("inputs", inputs, 13);
     check_count("results", outputs, 11);
     Problem<T>& P = problem;
@@ -75,8 +75,8 @@ struct Call {
     P.counts = at<const std::int64_t>(inputs, 12);
     P.scale = factors[0], P.first_skip = factors[1], P.skip = factors[2], P.last_skip = factors[3];
     P.is_gram = flags[0], P.see_query = flags[1], P.shares_v = flags[2];
-    if (given) {
-      source = source_of(*given);
+    if (source_tuple) {
+      source = source_of(*source_tuple);
       P.source = &source;
     }
     Results<T>& out = results;

@@ -1,6 +1,6 @@
-// What the modules that Python imports refuse: sizes that cannot be, addresses that are missing or not
-// aligned. An address says nothing of how much lies behind it; that is validated above. All else that would
-// make a kernel leave its arrays, divide by zero or never end is an error here, which names the argument.
+// Checks of the Python modules: impossible sizes, missing or misaligned addresses. An address does not tell
+// the size of its array; fastlin/backends validates that. Everything else that would make a kernel leave its
+// arrays, divide by zero or never return is an error here that names the argument.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 
 namespace fastlin {
 
-// 2^44 doubles are all that 47 bits of address reach; what kernels make of such sizes stays within 64 bits.
+// 47 bits of address reach 2^44 doubles. Products that kernels form of such sizes fit 64 bits.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 44;
-constexpr std::int64_t kMaxThreads = 8192;  // as many processors as Linux is built for
+constexpr std::int64_t kMaxThreads = 8192;  // the most processors that Linux supports
 
 [[noreturn]] inline void refuse(const char* name, const std::string& got, const std::string& wants) {
   throw std::invalid_argument(std::string(name) + ": got " + got + ", wants " + wants);
@@ -37,13 +37,14 @@ inline void check_below(const char* name, std::int64_t value, std::int64_t limit
 
 inline void check_threads(std::int64_t threads) { check_within("threads", threads, 1, kMaxThreads); }
 
-// Elements of an array of these sizes, none of which is negative. Those of an empty one must not be too many
-// either with ones for its zeros: kernels multiply some of the sizes.
+// Number of elements of an array; no size is negative. The limit also holds for an empty array with ones in
+// place of its zeros: kernels multiply some of the sizes.
 inline std::int64_t elements(const char* name, std::initializer_list<std::int64_t> sizes) {
-  std::int64_t all = 1;
+  std::int64_t count = 1;
   bool fits = true, empty = false;
   for (const std::int64_t size : sizes) {
-    fits = !__builtin_mul_overflow(all, std::max<std::int64_t>(size, 1), &all) && fits && all <= kMaxElements;
+    fits = !__builtin_mul_overflow(count, std::max<std::int64_t>(size, 1), &count) && fits &&
+           count <= kMaxElements;
     empty = empty || size == 0;
   }
   if (!fits) {
@@ -51,10 +52,10 @@ inline std::int64_t elements(const char* name, std::initializer_list<std::int64_
     for (const std::int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
     refuse(name, "sizes (" + shape + ")", "at most " + std::to_string(kMaxElements) + " elements");
   }
-  return empty ? 0 : all;
+  return empty ? 0 : count;
 }
 
-// Elements from the first to the last of an array [B, rows, m] with strides.
+// Elements from the first to the last one of an array [B, rows, m] with strides.
 inline std::int64_t extent(const char* name, std::int64_t B, std::int64_t rows, std::int64_t m,
                            std::int64_t batch, std::int64_t row) {
   if (B == 0) return 0;
@@ -66,10 +67,10 @@ inline std::int64_t extent(const char* name, std::int64_t B, std::int64_t rows, 
     refuse(name, "strides " + std::to_string(batch) + " and " + std::to_string(row),
            "strides from 0 on over at most " + std::to_string(kMaxElements) + " elements");
   }
-  return rows == 0 ? 0 : over_batch + over_rows + m;  // without rows a kernel still goes along the batch
+  return rows == 0 ? 0 : over_batch + over_rows + m;  // without rows, kernels still advance along the batch
 }
 
-// Whether an array may be left out, must be there, or must not.
+// Whether an array is optional, needed, or must be absent.
 enum class Use { kOptional, kNeeded, kAbsent };
 
 template <class T>
@@ -86,7 +87,7 @@ void check_array(const char* name, const T* address, std::int64_t count, Use use
   }
 }
 
-// Calls each(name, pointer, elements, use) for the arrays of a source.
+// Calls each(name, pointer, elements, use) for every array of a source.
 template <class F>
 void for_each_array(Source& S, F each) {
   const bool drawn_tasks = S.K > 1 && S.strata == nullptr;
@@ -106,8 +107,9 @@ void for_each_array(Problem<T>& P, Results<T>& out, F each) {
   const std::int64_t matrices = elements("W", {P.R, P.H, m, m}), vectors = elements("h", {P.R, P.K, m});
   const std::int64_t layers = elements("A", {P.R, P.layers, P.H, m, m});
   const std::int64_t prompts = elements("p", {P.R, P.K, P.t, m});
-  const std::int64_t of_tasks = elements("v", {P.R, P.H, P.K, m});  // kernels make as many, shared or not
-  const std::int64_t heads = P.shares_v ? elements("v", {P.R, P.H, m}) : of_tasks;
+  const std::int64_t per_task_heads =
+      elements("v", {P.R, P.H, P.K, m});  // kernels store one per task even when tasks share v
+  const std::int64_t heads = P.shares_v ? elements("v", {P.R, P.H, m}) : per_task_heads;
   const std::int64_t predictions = elements("yhat", {P.R, B});
   each("x", P.x, extent("x", B, rows, m, P.x_batch, P.x_row), data);
   each("q", P.q, extent("q", B, 1, m, P.q_batch, 0), data);
@@ -136,7 +138,7 @@ void for_each_array(Problem<T>& P, Results<T>& out, F each) {
   each("dh", out.dh, vectors, Use::kOptional);
 }
 
-// The same for a batch of a source that is kept.
+// The same for a stored batch of a source.
 template <class T, class F>
 void for_each_array(const Source& S, std::int64_t B, bool is_gram, Sample<T>& out, F each) {
   const std::int64_t m = S.d + 1 + (S.bias ? 1 : 0);
@@ -180,8 +182,7 @@ void check(Problem<T>& P, Results<T>& out) {
   });
 }
 
-// A batch that is drawn to be kept. Its tasks come from the strata at their places, which `attention` looks
-// at itself; those of a GPU cannot be read here.
+// A batch that is drawn and stored. `check_strata` checks its tasks: strata on a GPU cannot be read here.
 template <class T>
 void check(const Source& S, std::int64_t B, bool is_gram, Sample<T>& out) {
   check_within("batch", B, 0, kMaxElements);
@@ -193,10 +194,11 @@ void check(const Source& S, std::int64_t B, bool is_gram, Sample<T>& out) {
 inline void check_strata(const Source& S, std::int64_t B) {
   if (S.K <= 1 || S.strata == nullptr) return;
   for (std::int64_t i = 0; i < std::min(B, S.period); ++i) {
-    // A batch that is longer meets all: where offset + i passes 2^64, not the next one each time.
-    const std::uint64_t at =
+    // A batch of at least a period uses every stratum. Checking from 0 covers an offset + i that wraps at
+    // 2^64, which skips strata.
+    const std::uint64_t index =
         B < S.period ? S.offset + static_cast<std::uint64_t>(i) : static_cast<std::uint64_t>(i);
-    check_below("strata", S.strata[at % static_cast<std::uint64_t>(S.period)], S.K);
+    check_below("strata", S.strata[index % static_cast<std::uint64_t>(S.period)], S.K);
   }
 }
 
@@ -216,7 +218,7 @@ void check_gram(const T* z, const T* G, std::int64_t B, std::int64_t n, std::int
   check_array("G", G, B * m * m, Use::kNeeded);
 }
 
-// [rows, columns] to fill.
+// An array [rows, columns] to fill.
 template <class T>
 T* filled_array(const char* name, std::uintptr_t address, std::int64_t rows, std::int64_t columns) {
   check_within("rows", rows, 0, kMaxElements);

@@ -1,5 +1,5 @@
-// The CPU kernels as a Python module. Tensors arrive as addresses, so that one build serves every torch
-// version; the GIL is released while a kernel runs.
+// The CPU kernels as a Python module. Tensors arrive as addresses, so that one build works with every torch
+// version. Kernels run without the GIL.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,7 +20,7 @@ namespace py = pybind11;
 namespace fastlin {
 namespace {
 
-// The one of that name, or the best for an empty name.
+// The instruction set of that name; the best one for an empty name.
 const InstructionSet& instruction_set(const std::string& name) {
   for (const InstructionSet* set : instruction_sets()) {
     if ((name.empty() || name == set->name) && set->runs_here()) return *set;
@@ -28,21 +28,12 @@ const InstructionSet& instruction_set(const std::string& name) {
   throw py::value_error("instruction_set: got '" + name + "', which does not run here");
 }
 
-template <class T>
-const Kernels<T>& kernels_of(const InstructionSet& set) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return set.single;
-  } else {
-    return set.dbl;
-  }
-}
-
 bool is_double(const std::string& dtype) {
   if (dtype != "float32" && dtype != "float64") refuse("dtype", "'" + dtype + "'", "'float32' or 'float64'");
   return dtype == "float64";
 }
 
-// Calls f(kernels, out) with those of a dtype by name, without the GIL; nothing is done for an empty array.
+// Calls f(kernels, out) for the named dtype, without the GIL, unless the array is empty.
 template <class F>
 void with_buffer(const InstructionSet& set, const std::string& dtype, std::uintptr_t address,
                  std::int64_t rows, std::int64_t columns, F f) {
@@ -58,24 +49,18 @@ void with_buffer(const InstructionSet& set, const std::string& dtype, std::uintp
   }
 }
 
-void fill_uniform(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
-                  std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
-                  std::int64_t block, const std::string& set, int threads) {
-  check_threads(threads);
-  const Draws draws = draws_of(seed, step, stream, offset, block, columns);
-  with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
-    kernels.fill_uniform(out, rows, columns, draws, threads);
-  });
-}
-
-void fill_normal(std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
-                 std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
-                 std::int64_t block, const std::string& set, int threads) {
-  check_threads(threads);
-  const Draws draws = draws_of(seed, step, stream, offset, block, columns);
-  with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
-    kernels.fill_normal(out, rows, columns, draws, threads);
-  });
+// A function for Python that fills an array [rows, columns]; fill_of(kernels) is its kernel.
+template <class FillOf>
+auto fill_columns(FillOf fill_of) {
+  return [fill_of](std::uintptr_t address, std::int64_t rows, std::int64_t columns, const std::string& dtype,
+                   std::uint64_t seed, std::int64_t step, std::int64_t stream, std::uint64_t offset,
+                   std::int64_t block, const std::string& set, int threads) {
+    check_threads(threads);
+    const Draws draws = draws_of(seed, step, stream, offset, block, columns);
+    with_buffer(instruction_set(set), dtype, address, rows, columns, [&](const auto& kernels, auto* out) {
+      fill_of(kernels)(out, rows, columns, draws, threads);
+    });
+  };
 }
 
 void fill_chi(std::uintptr_t address, std::int64_t rows, const std::vector<std::int64_t>& freedom,
@@ -92,9 +77,9 @@ void fill_chi(std::uintptr_t address, std::int64_t rows, const std::vector<std::
 
 void box_muller(std::uintptr_t address, std::uintptr_t words, std::int64_t pairs, const std::string& dtype,
                 const std::string& set) {
-  const std::uint32_t* given = filled_array<std::uint32_t>("words", words, pairs, 2);
+  const std::uint32_t* input = filled_array<std::uint32_t>("words", words, pairs, 2);
   with_buffer(instruction_set(set), dtype, address, pairs, 2,
-              [&](const auto& kernels, auto* out) { kernels.box_muller(given, pairs, out); });
+              [&](const auto& kernels, auto* out) { kernels.box_muller(input, pairs, out); });
 }
 
 template <class Fill>
@@ -106,9 +91,9 @@ void define_fill(py::module_& m, const char* name, const char* doc, const char* 
 
 void define_draws(py::module_& m) {
   define_fill(m, "fill_uniform", "Fill [rows, columns] with uniforms; row i is sequence offset + i.",
-              "columns", &fill_uniform);
+              "columns", fill_columns([](const auto& kernels) { return kernels.fill_uniform; }));
   define_fill(m, "fill_normal", "Fill [rows, columns] with normals; row i is sequence offset + i.", "columns",
-              &fill_normal);
+              fill_columns([](const auto& kernels) { return kernels.fill_normal; }));
   define_fill(m, "fill_chi", "Fill [rows, slots] with chi variates; row i is sequence offset + i.", "freedom",
               &fill_chi);
   m.def("box_muller", &box_muller, "Normals [pairs, 2] of words [pairs, 2], for tests of extreme words.",
@@ -116,19 +101,19 @@ void define_draws(py::module_& m) {
         py::arg("instruction_set") = "");
 }
 
-// Whether Python has a signal to handle, Ctrl-C above all.
-bool signalled(void*) {
+// Whether a Python signal handler, such as that of Ctrl-C, has raised an exception.
+bool signal_raised(void*) {
   py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
-// Runs a kernel without the GIL; an interrupt becomes the exception that its handler has raised.
+// Runs a kernel without the GIL; an interrupt rethrows the exception of the signal handler.
 template <class Kernel>
 void run(Kernel kernel) {
   bool done;
   {
     py::gil_scoped_release release;
-    done = kernel(Interrupt{&signalled, nullptr});
+    done = kernel(Interrupt{&signal_raised, nullptr});
   }
   if (!done) throw py::error_already_set();
 }
@@ -226,7 +211,7 @@ void define_attention(py::module_& m) {
   m.def(
       "fma_chains",
       [](std::int64_t iterations, const std::string& dtype, const std::string& name) {
-        constexpr std::int64_t kMost = std::int64_t{1} << 32;  // a minute: it does not look for signals
+        constexpr std::int64_t kMost = std::int64_t{1} << 32;  // about a minute; it does not poll signals
         check_within("iterations", iterations, 0, kMost);
         const InstructionSet& set = instruction_set(name);
         const bool dbl = is_double(dtype);

@@ -1,5 +1,5 @@
-// The kernels on plain pointers: what bindings.cpp calls and the backends define. Arguments are validated
-// above. Letters and shapes are those of fastlin/backends/problem.py; [..] arrays are contiguous.
+// The kernels on plain pointers: csrc/cpu defines them, bindings.cpp checks their arguments and calls them.
+// Letters and shapes are those of fastlin/backends/problem.py; arrays are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@
 
 namespace fastlin {
 
-// Draws of sequences offset, offset + 1, ... (mod 2^64) of one stream at one step, from a first block on;
-// core/philox.h has the layout.
+// Which draws: those of sequences offset, offset + 1, ... (mod 2^64) of one stream at one step, starting at a
+// block. core/philox.h has the layout.
 struct Draws {
   std::uint64_t seed;
   std::uint64_t offset;
-  std::uint32_t block;   // with the columns that follow, at most kMaxBlocks
+  std::uint32_t block;   // the last block used is below kMaxBlocks
   std::uint32_t step;    // below kMaxSteps
   std::uint32_t stream;  // below kMaxStreams
 };
 
-// A task source and a place in it: which sequences there are. fastlin/data/sources.py has the meaning; null
-// is absent. Weights have means and factors, one task has a mean alone, the sphere neither.
+// A task source, and the counter that selects its sequences. fastlin/data/sources.py defines the sources; a
+// null pointer is absent. A mixture has means and factors, a fixed task has only a mean, the sphere has
+// neither.
 struct Source {
   std::int64_t d, n, K;        // features, tokens, tasks
   bool bias;                   // tokens start with a constant one: m = d + 2, else d + 1
@@ -36,7 +37,7 @@ struct Source {
   std::uint32_t step, stream;
 };
 
-// A batch that is drawn.
+// Where a drawn batch goes.
 template <class T>
 struct Sample {
   T* x;                // Gram matrices [B, m, m] or tokens [B, n, m]
@@ -45,7 +46,7 @@ struct Sample {
   std::int64_t* task;  // [B]
 };
 
-// What a call is given. A null pointer is an absent argument; layers counts matrix layers, L - 1.
+// The inputs of a call. A null pointer is an absent argument; `layers` counts matrix layers, L - 1.
 template <class T>
 struct Problem {
   std::int64_t B, n, m, K, t, R, H, layers;
@@ -65,19 +66,20 @@ struct Problem {
   const T* gy;                  // [R, B]: the reverse mode of the predictions
   double scale, first_skip, skip, last_skip;
   bool is_gram, see_query, shares_v;
-  const Source* source;  // draws x, q, y and task in their place
-  const std::int64_t*
-      counts;          // [K] sequences of each task and their sum in the whole that this batch is a part
-  std::int64_t total;  // of; null when it is the whole
+  const Source* source;  // draws x, q, y and task, which are then absent
+  // [K] sequences of each task, and their sum, in the whole batch that this one is a part of; null: all of
+  // it.
+  const std::int64_t* counts;
+  std::int64_t total;
 
   bool has_targets() const { return y != nullptr || source != nullptr; }
-  // v [m] of head `vector` of all trials' heads, for task k.
+  // v [m] for task k; `vector` counts the heads of all trials.
   FASTLIN_HD const T* v_of(std::int64_t vector, std::int64_t k) const {
     return v + (shares_v ? vector : vector * K + k) * m;
   }
 };
 
-// What a call is asked for: null where it is not wanted.
+// The outputs of a call; null where a result is not wanted.
 template <class T>
 struct Results {
   T* yhat;      // [R, B]
@@ -93,14 +95,14 @@ struct Results {
   T* dh;        // [R, K, m]
 };
 
-// Asked every few tiles whether to stop; may be null. Called on the thread that made the call.
+// Kernels poll should_stop(state) every few tiles, on the thread that made the call; it may be null.
 struct Interrupt {
-  bool (*asked)(void*);
+  bool (*should_stop)(void*);
   void* state;
 };
 
-// One instruction set. What takes an Interrupt returns false when it was interrupted; a task index outside
-// [0, K) makes `attention` throw std::out_of_range before it writes.
+// The kernels of an instruction set. One that takes an Interrupt returns false when it was interrupted.
+// `attention` throws std::out_of_range, before it writes, if a task index is outside [0, K).
 template <class T>
 struct Kernels {
   int lanes;  // of a vector
@@ -109,7 +111,7 @@ struct Kernels {
                std::int64_t B, std::int64_t n, std::int64_t m, T* G, int threads, Interrupt);
   bool (*sample)(const Source&, std::int64_t B, bool is_gram, const Sample<T>&, int threads, Interrupt);
   bool (*sample_tasks)(const Source&, std::int64_t B, std::int64_t* task, int threads, Interrupt);  // [B]
-  double (*fma_chains)(std::int64_t iterations);  // floating-point operations done
+  double (*fma_chains)(std::int64_t iterations);  // returns the floating-point operations done
   // Row i is sequence offset + i. Column j is draw 4 block + j; of chi variates, slot j.
   void (*fill_uniform)(T* out,  // [rows, columns]
                        std::int64_t rows, std::int64_t columns, const Draws&, int threads);
@@ -117,7 +119,7 @@ struct Kernels {
                       std::int64_t rows, std::int64_t columns, const Draws&, int threads);
   void (*fill_chi)(T* out, const std::int64_t* freedom,  // [rows, slots], [slots]
                    std::int64_t rows, std::int64_t slots, const Draws&, int threads);
-  void (*box_muller)(const std::uint32_t* words, std::int64_t pairs, T* out);  // [pairs, 2] both
+  void (*box_muller)(const std::uint32_t* words, std::int64_t pairs, T* out);  // both [pairs, 2]
 };
 
 struct InstructionSet {
@@ -127,10 +129,19 @@ struct InstructionSet {
   Kernels<double> dbl;
 };
 
-// All that this build has, best first; the last one runs everywhere.
+template <class T>
+const Kernels<T>& kernels_of(const InstructionSet& set) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return set.single;
+  } else {
+    return set.dbl;
+  }
+}
+
+// The instruction sets of this build, best first; the last one runs everywhere.
 const std::vector<const InstructionSet*>& instruction_sets();
 
-// How `attention` goes about a problem: "streamed", "gram", "stack", "sampled" or "sampled stack"; "gram
+// The path that `attention` takes: "streamed", "gram", "stack", "sampled" or "sampled stack"; "gram
 // trials" or "sampled trials" when trials lie in lanes, "streamed columns" when columns do.
 template <class T>
 std::string path_of(const Problem<T>& problem, const Results<T>& results, int lanes);

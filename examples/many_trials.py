@@ -1,7 +1,7 @@
-"""A study of many trials at once: how the size of the initial weights decides where training ends.
+"""Many trials at once: how the size of the initial weights affects the final risk.
 
-All trials train side by side on one stream of batches that the kernel draws: the data are paid for once. The risk of
-each is exact, and set beside the optimum.
+All trials train on one stream of batches that the kernel draws once. The risk of each trial is exact, and is compared
+with the optimum.
 
     python examples/many_trials.py --trials 20 --steps 2000
 """
@@ -18,9 +18,9 @@ SIZES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def main() -> None:
-    """Train, and print a line for each initial size."""
+    """Train, and print one line per initial size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=20, help="of each size")
+    parser.add_argument("--trials", type=int, default=20, help="trials per initial size")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--n", type=int, default=20)

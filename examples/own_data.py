@@ -1,7 +1,7 @@
-"""In-context learning on data of your own: a CSV with columns family, group, features ..., label.
+"""In-context learning on your own data: a CSV with columns family, group, features ..., label.
 
-Rows of a group share one regression problem; groups of a family are alike. A sequence is n rows of a group as context
-and one more as the query, and each family has a prompt of its own. Without --csv a file is made up, to show the format.
+The rows of a group share one regression problem; a family is a set of similar groups. A sequence is n rows of a group
+as context and one more as the query. Each family has its own prompt. Without --csv the script generates a file.
 
     python examples/own_data.py --csv mine.csv --n 16
 """
@@ -20,7 +20,7 @@ import fastlin as fl
 
 
 def make_up(path: Path, *, groups: int = 400, rows: int = 24, d: int = 4) -> None:
-    """Two families whose weights scatter around +1 and -1."""
+    """Write a CSV with two families, whose weights vary around +1 and -1."""
     rng = np.random.default_rng(0)
     lines = ["family,group," + ",".join(f"x{i}" for i in range(d)) + ",label"]
     for group in range(groups):
@@ -33,7 +33,7 @@ def make_up(path: Path, *, groups: int = 400, rows: int = 24, d: int = 4) -> Non
 
 
 class Groups:
-    """Tokens [x; label] of each group (G, rows, m) and the family of each (G,)."""
+    """Tokens [x; label] of each group (G, rows, m), and the family of each group (G,)."""
 
     def __init__(self, path: Path) -> None:
         table = np.loadtxt(path, delimiter=",", skiprows=1)
@@ -46,7 +46,7 @@ class Groups:
         self.family = torch.tensor(table[picked[:, 0], 0], dtype=torch.int64)
 
     def batch(self, which: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sequences of given groups (B,): z (B, n, m), q (B, m), y (B,), task (B,)."""
+        """Draw one sequence from each group in `which` (B,): z (B, n, m), q (B, m), y (B,), task (B,)."""
         rows = torch.rand(len(which), self.tokens.shape[1], generator=generator).argsort(1)[:, : n + 1]
         drawn = self.tokens[which[:, None], rows]
         q, y = drawn[:, n].clone(), drawn[:, n, -1].clone()
@@ -55,7 +55,7 @@ class Groups:
 
 
 def main() -> None:
-    """Train on most groups, and report on the others."""
+    """Train on four fifths of the groups, and report the error on the rest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--n", type=int, default=16, help="context length")

@@ -1,6 +1,6 @@
-"""A model of your own around the fused op: a network embeds the tokens, linear attention reads them.
+"""Your own model around the fused op: a network embeds the tokens, then linear attention predicts the label.
 
-Labels are a nonlinear function of the inputs; gradients flow through the op into the embedding.
+Labels are a nonlinear function of the inputs. Gradients flow through the op into the embedding.
 
     python examples/own_model.py --steps 500
 """
@@ -34,7 +34,7 @@ class EmbeddedRegressor(nn.Module):
 
 
 def draw(batch: int, n: int, features: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Functions y = b·sin(3 x) with b of each sequence's own."""
+    """Sequences of y = b·sin(3 x); each sequence has its own b."""
     x = torch.rand(batch, n + 1, features, generator=generator) * 2 - 1
     b = torch.randn(batch, features, generator=generator)
     y = (torch.sin(3 * x) * b[:, None]).sum(-1)
@@ -42,7 +42,7 @@ def draw(batch: int, n: int, features: int, generator: torch.Generator) -> tuple
 
 
 def main() -> None:
-    """Train, and print the loss beside that of predicting zero."""
+    """Train, and print the loss next to that of predicting zero."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=512)

@@ -4,8 +4,9 @@ from fastlin import models, reference, theory
 from fastlin._info import info
 from fastlin._version import __version__
 from fastlin.backends import BackendError
-from fastlin.data.sources import FixedTask, PointSet, SphereTasks, TaskMixture
-from fastlin.ops.functional import (
+from fastlin.data.points import PointSet
+from fastlin.data.sources import FixedTask, SphereTasks, TaskMixture
+from fastlin.ops.api import (
     gram,
     gram_loss,
     gram_stack_loss,

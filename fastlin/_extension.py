@@ -1,4 +1,4 @@
-"""The compiled modules `fastlin._C` and `fastlin._cuda`, each loaded when it is first asked for."""
+"""The compiled modules `fastlin._C` and `fastlin._cuda`, each loaded at first use."""
 
 import functools
 import importlib
@@ -20,23 +20,23 @@ _NOT_BUILT = {
         "install fastlin from source where nvcc of the CUDA toolkit is on the PATH",
     ),
 }
-"""How a module comes to be missing, and what to do about it."""
+"""Why a module may be missing, and what to do about it."""
 
 
 def extension(name: str = CPU) -> ModuleType | None:
-    """A compiled module, or None when it cannot be used; `why_missing` then says why."""
+    """A compiled module, or None when it cannot be used, for the reason of `why_missing`."""
     return _load(name)[0]
 
 
 def loaded(name: str = CPU) -> ModuleType:
-    """A compiled module where it is known to be there."""
+    """A compiled module that is known to be usable."""
     module, reason = _load(name)
     assert module is not None, reason
     return module
 
 
 def why_missing(name: str = CPU) -> str | None:
-    """The reason that `extension(name)` is None and what to do about it, or None when it is there."""
+    """The reason why `extension(name)` is None and what to do about it; None when the module can be used."""
     return _load(name)[1]
 
 
@@ -51,8 +51,5 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
         return None, f"{name} does not load: {error}; reinstall fastlin with this Python"
     built = getattr(module, "__version__", "unknown")
     if built != __version__:
-        return (
-            None,
-            f"{name} was built for fastlin {built}, this is fastlin {__version__}; reinstall fastlin",
-        )
+        return None, f"{name} was built for fastlin {built}, this is fastlin {__version__}; reinstall fastlin"
     return module, None

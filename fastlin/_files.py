@@ -1,7 +1,7 @@
-"""Files that are either whole or not there, and JSON files that are checked against a schema.
+"""Atomic writes, and JSON files with a checksum and a schema.
 
-The schema of a file is a `msgspec.Struct` beside the code that writes it: names and types of its fields. A reader gets
-an object of that class, or a `FileError` that names the file, the field, what it got and what it wants.
+The schema of a file is a `msgspec.Struct` beside the code that writes it. A reader gets an object of that class, or a
+`FileError` that names the file, the field, what it got and what it wants.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 class FileError(ValueError):
-    """A file that is not what it should be; the message names it and says what is wrong. Nothing was changed."""
+    """A wrong or damaged file; the message names it and its fault. Nothing was changed."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; on disk and renamed to it at the end, or removed after an error."""
-    # Processes of two machines that share the folder may have the same id.
+    """Yield a temporary path beside `path`; rename it to `path` once it is on disk, or remove it after an error."""
+    # The token: two machines that share the folder may have processes of the same id.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
     try:
         with naming(path):
             yield temporary
-            # A rename that reaches the disk before the contents would leave an empty file after a power cut.
+            # Contents first: a rename that reaches the disk before them leaves an empty file after a power cut.
             to_disk(temporary)
             temporary.replace(path)
             to_disk(path.parent)
@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an error of the system the name of the file where it has none: a full disk does not say whose."""
+    """Add the file name to an OSError without one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -54,62 +54,67 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file of JSON, with a checksum of what it says."""
-    # As it will be read: JSON has no numbers for names, which would sort in another order.
-    read: dict[str, Any] = json.loads(json.dumps(value))
-    sealed = {**read, _SEAL: _digest(read)}
+    """Replace a JSON file, with a checksum of its contents."""
+    # The checksum is that of the contents after a round trip: JSON turns integer keys into texts, which sort otherwise.
+    contents: dict[str, Any] = json.loads(json.dumps(value))
+    sealed = {**contents, _SEAL: digest(contents)}
+    write_text(path, json.dumps(sealed, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(sealed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write text files, by name, into a folder, which is created if needed; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def read_json(path: Path, schema: type[T]) -> T:
-    """What a JSON file of `write_json` says, as an object of a schema; files without a checksum are taken as they are.
+    """Read a file of `write_json` as a `msgspec.Struct`, or as any table with `dict`.
 
-    Parameters
-    ----------
-    path : Path
-    schema : type
-        A `msgspec.Struct`; `dict` takes any table.
-
-    Raises
-    ------
-    FileError
-        When it is not a table in JSON, its checksum is another, or it does not fit the schema.
-    FileNotFoundError
+    A file without a checksum is accepted. Raises a FileError where the file is no JSON table, its checksum is wrong or
+    it does not fit the schema.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and found.pop(_SEAL, None) not in (None, _digest(found)):
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(contents, dict) and contents.pop(_SEAL, None) not in (None, digest(contents)):
             raise ValueError("its checksum is not that of its contents")
-        return checked(found, schema)
+        return checked(contents, schema)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
 
 
 def checked(value: Any, schema: type[T]) -> T:
-    """A value of JSON as an object of a schema, or a ValueError that names the field, what it got and what it wants."""
+    """A JSON value as an object of a schema, or a ValueError that names the field, what it got and what it wants."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
-        where = place.rstrip("`").lstrip(".")
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
         mismatch = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
-        said = f"got {mismatch[2]}, wants {mismatch[1]}" if mismatch else what[0].lower() + what[1:]
-        raise ValueError(f"{where}: {said}" if where else said) from None
+        message = f"got {mismatch[2]}, wants {mismatch[1]}" if mismatch else what[0].lower() + what[1:]
+        raise ValueError(f"{field}: {message}" if field else message) from None
 
 
-def check_kind(path: Path, found: Any, kind: str, version: int) -> None:
-    """Raise unless a file's fields `kind` and `version` are those that this version reads."""
-    if found.kind != kind or found.version != version:
-        raise FileError(f"{path}: is a {found.kind!r} of version {found.version}, wants a {kind!r} of {version}")
+def check_kind(path: Path, contents: Any, kind: str, version: int) -> None:
+    """Raise unless a file has the wanted `kind` and `version`."""
+    if contents.kind != kind or contents.version != version:
+        raise FileError(f"{path}: is a {contents.kind!r} of version {contents.version}, wants a {kind!r} of {version}")
 
 
-def _digest(value: Mapping[str, Any]) -> str:
+def digest(value: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON value, for any order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def to_disk(path: Path) -> None:
-    """Have a file, or the names in a folder, survive a power cut."""
+    """Flush a file, or the entries of a folder, to disk, so that they survive a power cut."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,4 +1,4 @@
-"""What is there, what is not, and why."""
+"""`fastlin.info`: what this installation can use, and the reasons for what it cannot."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastlin import _extension, backends
+from fastlin import _extension, _instruction_sets, backends
 from fastlin._version import __version__
-from fastlin.backends import cpu
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -23,11 +22,10 @@ def info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``backends``: for each name whether it can serve and, if not, the reason; ``auto``: what "auto" tries for each
-        device type, best first; ``extension``: the compiled part and how it was built, or the reason why it is
-        missing; ``instruction_set``: the one that compiled kernels run on; ``cuda``: the CUDA kernels, what they are
-        built for, the driver and the devices, or the reason why they are off; ``threads``: torch's; ``devices``: what
-        torch sees; ``versions``.
+        ``backends``: by name, whether it can serve or the reason why not; ``auto``: the backends that "auto" tries for
+        each device type, best first; ``extension``: the build of the compiled part, or the reason why it is missing;
+        ``instruction_set``: that of the compiled kernels; ``cuda``: the build of the CUDA kernels, the driver and the
+        devices, or the reason why they are off; ``threads``: those of torch; ``devices``: those of torch; ``versions``.
 
     Examples
     --------
@@ -53,7 +51,7 @@ def info() -> dict[str, Any]:
             "reason": _extension.why_missing(),
             **({} if compiled is None else compiled.build_info()),
         },
-        "instruction_set": None if compiled is None else cpu.instruction_set(),
+        "instruction_set": None if compiled is None else _instruction_sets.instruction_set(),
         "cuda": _cuda(),
         "threads": torch.get_num_threads(),
         "devices": ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())],
@@ -77,12 +75,12 @@ def _cuda() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """Version of the NVIDIA driver, as Linux tells it."""
+    """Version of the NVIDIA driver, from /proc."""
     try:
-        found = re.search(r"(\d+\.\d+[.\d]*)", _DRIVER.read_text())
+        version = re.search(r"(\d+\.\d+[.\d]*)", _DRIVER.read_text())
     except OSError:
         return None
-    return found[1] if found else None
+    return version[1] if version else None
 
 
 def _device(index: int) -> str:

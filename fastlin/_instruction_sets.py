@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from fastlin import _extension
 
-_selected: str | None = None
+selected = ""
+"""The instruction set that `using` chose; the extension takes an empty name for the best one."""
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -17,8 +18,8 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The one that kernels run on."""
-    return _selected or _best()
+    """The instruction set that kernels run on."""
+    return selected or _best()
 
 
 @contextmanager
@@ -30,14 +31,14 @@ def using(label: str) -> Iterator[None]:
     ValueError
         When the machine does not have it.
     """
-    global _selected
+    global selected
     if label not in instruction_sets():
         raise ValueError(f"instruction set {label!r} does not run here; wants one of {', '.join(instruction_sets())}")
-    before, _selected = _selected, label
+    before, selected = selected, label
     try:
         yield
     finally:
-        _selected = before
+        selected = before
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors with a description and a checksum, whole or not there; nothing is ever unpickled."""
+"""Files of tensors: safetensors with a description and a checksum, written atomically; no pickle."""
 
 from __future__ import annotations
 
@@ -20,30 +20,21 @@ VERSION = 1
 
 
 def write(path: Path, kind: str, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors and a description in JSON into `path`, which is replaced as a whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-    kind : str
-        What the file is; `read` wants the same.
-    description : mapping
-    tensors : mapping of str to Tensor
-    """
-    # Copies: the format has no place for tensors that share memory.
-    held = {
+    """Replace `path` by a file of tensors and a JSON description; `kind` names the sort of file, for `read`."""
+    # Copies: the format does not allow tensors that share memory.
+    copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
     body = {"kind": kind, "version": VERSION, "description": description}
     text = json.dumps(body, allow_nan=True)
-    metadata = {"fastlin": text, "sha256": _digest(text, held)}
-    data = _in_order(safetensors.torch.save(held, metadata))
+    metadata = {"fastlin": text, "sha256": _digest(text, copies)}
+    data = _in_order(safetensors.torch.save(copies, metadata))
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def _in_order(data: bytes) -> bytes:
-    """The same file with its metadata sorted, which safetensors writes in any order: equal contents are equal bytes."""
+    """Sort the metadata, which safetensors writes in any order, so that equal contents have equal bytes."""
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -53,14 +44,7 @@ def _in_order(data: bytes) -> bytes:
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the tensors of a file.
-
-    Raises
-    ------
-    FileError
-        When the file is not of fastlin, of another kind or version, truncated or changed.
-    FileNotFoundError
-    """
+    """The description and the tensors of a file; a FileError where it is foreign, damaged, or of another kind."""
     data = path.read_bytes()
     try:
         tensors = safetensors.torch.load(data)
@@ -84,7 +68,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the description, the names, types and shapes, and the bytes."""
+    """SHA-256 of the description and of the names, dtypes, shapes and bytes of the tensors."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -1,4 +1,4 @@
-"""Threads of torch: for small linear algebra, and after a fork."""
+"""Threads of torch: one for small linear algebra, and one after a fork."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Linear algebra on one thread.
+    """Run linear algebra of torch on one thread.
 
-    Matrices are small, and threads that wait for each other on a busy machine cost more than they bring: 3.8 s against
-    0.12 s for the closed forms of d = 10 at 20 context lengths, two cores.
+    The matrices are small, and waiting threads cost more than they save on a busy machine: 3.8 s against 0.12 s for the
+    closed forms of d = 10 at 20 context lengths, two cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -25,10 +25,10 @@ def one_thread() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """Go on with one thread in a forked child.
+    """Set one thread in a forked child.
 
-    libgomp's team, which torch and the kernels share, stays with the parent, and a child that asks it for work waits
-    for ever. One thread does not ask.
+    The threads of libgomp, which torch and the kernels share, exist in the parent only: a child that starts a parallel
+    region waits for them forever. One thread starts none.
     """
     torch.set_num_threads(1)
 

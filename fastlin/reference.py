@@ -5,9 +5,10 @@
     stack:   Z <- rho Z + Attn(Z) layer by layer            rho = 0 in a first layer without skip
     yhat   = last row of Z . h_k;   one layer: last row of Attn(Z) h_k, with v_k = Wv h_k
 
-Slow and obvious, and written without the Gram form that everything fast rests on. Trials and attention heads are
-loops. The ops that take a Gram matrix have no tokens to attend over: they read the symmetric part of G, which is all
-that any set of tokens could say. Derivatives are torch's own.
+Slow and obvious, and written without the Gram form that every fast backend uses. Trials and attention heads are loops.
+The ops that take a Gram matrix have no tokens to attend over: they read the symmetric part of G. torch differentiates.
+
+Every function takes the arguments of the op of its name, which documents them: `fastlin.prompt_loss` and the others.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor
 
 from fastlin import validation
+from fastlin.validation import LETTERS, OPS, Settings
 
 Result = TypeVar("Result")
-
-_MODEL_OPTIONS = ("scale", "see_query", "first_skip", "residual", "weight")
+Losses = tuple[Tensor, Tensor]
 
 __all__ = [
     "gram",
@@ -40,7 +41,7 @@ __all__ = [
 
 
 def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let an oracle take every option of its op, `backend` (this one) included, and refuse what the op refuses."""
+    """Let an oracle take every option of its op, `backend` included, and refuse what the op refuses."""
     op, signature = function.__name__, inspect.signature(function)
 
     @functools.wraps(function)
@@ -48,76 +49,42 @@ def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
         if backend not in ("auto", "reference"):
             raise ValueError(f"reference.{op}: backend is {backend!r}; wants 'auto' or 'reference'")
         bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        given = bound.arguments
-        data: dict[str, Any] = {name: given[name] for name in ("z", "G", "q", "y", "task") if name in given}
-        parameters: dict[str, Any] = {name: given[name] for name in ("p", "A", "C", "W", "v", "h") if name in given}
-        common: dict[str, Any] = {"backend": backend, "check_finite": check_finite}
-        if op == "gram":
-            tasks = validation.gram_arguments(**given, **common)
-        else:
-            model = {name: given[name] for name in _MODEL_OPTIONS if name in given}
-            tasks = validation.arguments(op, data, parameters, **model, **common)[0].options.tasks
-        validation.values(op, tasks, check_finite, {**data, **parameters, "weight": _as_tensor(given.get("weight"))})
+        given = {**bound.arguments, **bound.arguments.get("model", {})}
+        tensors = [given.get("z", given.get("G")) if letter == "x" else given.get(letter) for letter in LETTERS]
+        model = {name: given[name] for name in OPS[op].options if name in given}
+        settings = Settings(**model, backend=backend, check_finite=check_finite)
+        y, weight = given.get("y"), given.get("weight")
+        checked, weight = validation.arguments(op, tensors, y, weight, settings)
+        validation.task_indices(op, checked.tasks, given.get("task"))
+        if check_finite:
+            validation.finite(op, validation.named(op, tensors, y, weight))
         if "z" in given and given["z"].dtype in validation.HALF:
-            given["z"] = given["z"].float()
+            bound.arguments["z"] = given["z"].float()
         return function(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _as_tensor(weight: Any) -> Tensor | None:
-    return None if weight is None else torch.as_tensor(weight)
-
-
 @_validated
 def predict(
-    z: Tensor,
-    q: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
-    W: Tensor,
-    v: Tensor,
-    *,
-    scale: float = 1.0,
-    see_query: bool = False,
+    z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, *, scale: float = 1.0, see_query: bool = False
 ) -> Tensor:
-    """Predictions (B,) or (R, B) of one layer of masked linear attention; arguments as `fastlin.predict`.
-
-    Parameters
-    ----------
-    z, q, task, p, W, v, scale, see_query
-        As in `fastlin.predict`.
-
-    Returns
-    -------
-    Tensor, shape (B,) or (R, B)
+    """Predictions of one layer of masked linear attention, (B,) or (R, B).
 
     Examples
     --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10, dtype=torch.float64)
-    >>> W, v = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    >>> torch.allclose(fl.reference.predict(z, q, task, None, W, v), fl.predict(z, q, task, None, W, v))
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
+    >>> literal = fl.reference.predict(z, q, task, None, torch.eye(3), torch.ones(3))
+    >>> torch.allclose(literal, fl.predict(z, q, task, None, torch.eye(3), torch.ones(3)), rtol=1e-4)
     True
     """
     if W.ndim > 2:
-        trials = [
-            _layer(z, q, task, None if p is None else p[r], W[r], v[r], scale, see_query) for r in range(W.shape[0])
-        ]
-        return torch.stack(trials)
+        trials = range(W.shape[0])
+        return torch.stack([_layer(z, q, task, _trial(p, r), W[r], v[r], scale, see_query) for r in trials])
     return _layer(z, q, task, p, W, v, scale, see_query)
 
 
-def _layer(
-    z: Tensor,
-    q: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
-    W: Tensor,
-    v: Tensor,
-    scale: float,
-    see_query: bool,
-) -> Tensor:
+def _layer(z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, scale: float, see_query: bool) -> Tensor:
     Z = _prepend(z, q, task, p)
     mask = _mask(Z, see_query)
     attended = torch.zeros_like(Z[..., :1])
@@ -128,71 +95,34 @@ def _layer(
 
 
 @_validated
-def stack_predict(
-    z: Tensor,
-    q: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
-    A: Tensor,
-    C: Tensor,
-    h: Tensor,
-    *,
-    scale: float = 1.0,
-    see_query: bool = False,
-    first_skip: bool | None = None,
-    residual: float = 1.0,
-) -> Tensor:
-    """Predictions (B,) or (R, B) of a stack of layers; arguments as `fastlin.stack_predict`.
-
-    Parameters
-    ----------
-    z, q, task, p, A, C, h, scale, see_query, first_skip, residual
-        As in `fastlin.stack_predict`.
-
-    Returns
-    -------
-    Tensor, shape (B,) or (R, B)
+def stack_predict(z: Tensor, q: Tensor, task: Any, p: Any, A: Tensor, C: Tensor, h: Tensor, **model: Any) -> Tensor:
+    """Predictions of a stack of layers, (B,) or (R, B).
 
     Examples
     --------
     >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
     >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.stack_predict(z, q, task, None, A, C, h, scale=0.1).shape
+    >>> fl.reference.stack_predict(z, q, task, None, A, C, h).shape
     torch.Size([4])
     """
     if A.ndim > 3:
-        trials = [
-            _stack(
-                z,
-                q,
-                task,
-                None if p is None else p[r],
-                A[r],
-                C[r],
-                h[r],
-                scale,
-                see_query,
-                first_skip,
-                residual,
-            )
-            for r in range(A.shape[0])
-        ]
-        return torch.stack(trials)
-    return _stack(z, q, task, p, A, C, h, scale, see_query, first_skip, residual)
+        trials = range(A.shape[0])
+        return torch.stack([_stack(z, q, task, _trial(p, r), A[r], C[r], h[r], **model) for r in trials])
+    return _stack(z, q, task, p, A, C, h, **model)
 
 
 def _stack(
     z: Tensor,
     q: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
+    task: Any,
+    p: Any,
     A: Tensor,
     C: Tensor,
     h: Tensor,
-    scale: float,
-    see_query: bool,
-    first_skip: bool | None,
-    residual: float,
+    scale: float = 1.0,
+    see_query: bool = False,
+    first_skip: bool | None = None,
+    residual: float = 1.0,
 ) -> Tensor:
     Z = _prepend(z, q, task, p)
     mask = _mask(Z, see_query)
@@ -206,40 +136,19 @@ def _stack(
 
 @_validated
 def prompt_loss(
-    z: Tensor,
-    q: Tensor,
-    y: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
-    W: Tensor,
-    v: Tensor,
-    *,
-    weight: Tensor | None = None,
-    scale: float = 1.0,
-    see_query: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer; arguments as `fastlin.prompt_loss`.
-
-    Parameters
-    ----------
-    z, q, y, task, p, W, v, weight, scale, see_query
-        As in `fastlin.prompt_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+    z: Tensor, q: Tensor, y: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, *, weight: Any = None, **model: Any
+) -> Losses:
+    """Loss and per-task losses of one layer.
 
     Examples
     --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10, dtype=torch.float64)
-    >>> W, v = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    >>> loss, per_task = fl.reference.prompt_loss(z, q, y, task, None, W, v)
-    >>> torch.allclose(loss, fl.prompt_loss(z, q, y, task, None, W, v)[0])
+    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
+    >>> literal, _ = fl.reference.prompt_loss(z, q, y, task, None, torch.eye(3), torch.ones(3))
+    >>> torch.allclose(literal, fl.prompt_loss(z, q, y, task, None, torch.eye(3), torch.ones(3))[0], rtol=1e-4)
     True
     """
-    yhat = predict(z, q, task, p, W, v, scale=scale, see_query=see_query)
-    return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
+    yhat = predict(z, q, task, p, W, v, **model)
+    return _losses(yhat, y, task, weight, _tasks(task, p, v, weight))
 
 
 @_validated
@@ -247,41 +156,26 @@ def stack_loss(
     z: Tensor,
     q: Tensor,
     y: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
+    task: Any,
+    p: Any,
     A: Tensor,
     C: Tensor,
     h: Tensor,
     *,
-    weight: Tensor | None = None,
-    scale: float = 1.0,
-    see_query: bool = False,
-    first_skip: bool | None = None,
-    residual: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of a stack; arguments as `fastlin.stack_loss`.
-
-    Parameters
-    ----------
-    z, q, y, task, p, A, C, h, weight, scale, see_query, first_skip, residual
-        As in `fastlin.stack_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+    weight: Any = None,
+    **model: Any,
+) -> Losses:
+    """Loss and per-task losses of a stack.
 
     Examples
     --------
     >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
     >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.stack_loss(z, q, y, task, None, A, C, h, scale=0.1)[1].shape
+    >>> fl.reference.stack_loss(z, q, y, task, None, A, C, h)[1].shape
     torch.Size([1])
     """
-    yhat = stack_predict(
-        z, q, task, p, A, C, h, scale=scale, see_query=see_query, first_skip=first_skip, residual=residual
-    )
-    return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
+    yhat = stack_predict(z, q, task, p, A, C, h, **model)
+    return _losses(yhat, y, task, weight, _tasks(task, p, h, weight))
 
 
 @_validated
@@ -289,26 +183,16 @@ def gram_loss(
     G: Tensor,
     q: Tensor,
     y: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
+    task: Any,
+    p: Any,
     W: Tensor,
     v: Tensor,
     *,
-    weight: Tensor | None = None,
+    weight: Any = None,
     scale: float = 1.0,
     see_query: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer, from Gram matrices; arguments as `fastlin.gram_loss`.
-
-    Parameters
-    ----------
-    G, q, y, task, p, W, v, weight, scale, see_query
-        As in `fastlin.gram_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+) -> Losses:
+    """Loss and per-task losses of one layer, from Gram matrices.
 
     Examples
     --------
@@ -318,7 +202,7 @@ def gram_loss(
     """
     trials = []
     for r in range(W.shape[0] if W.ndim > 2 else 1):
-        p_r, W_r, v_r = (p, W, v) if W.ndim == 2 else (None if p is None else p[r], W[r], v[r])
+        p_r, W_r, v_r = (p, W, v) if W.ndim == 2 else (_trial(p, r), W[r], v[r])
         G_r = _whole_gram(G, q, task, p_r, see_query)
         yhat = torch.zeros_like(y)
         for W_h, v_h in zip(_heads(W_r), [v_r] if W.ndim < 4 else list(v_r), strict=True):
@@ -327,7 +211,7 @@ def gram_loss(
             yhat = yhat + scale * (a * c).sum(-1)
         trials.append(yhat)
     yhat = torch.stack(trials) if W.ndim > 2 else trials[0]
-    return _losses(yhat, y, task, weight, _tasks(task, p, v if v.ndim > 1 else None, weight))
+    return _losses(yhat, y, task, weight, _tasks(task, p, v, weight))
 
 
 @_validated
@@ -335,40 +219,30 @@ def gram_stack_loss(
     G: Tensor,
     q: Tensor,
     y: Tensor,
-    task: Tensor | None,
-    p: Tensor | None,
+    task: Any,
+    p: Any,
     A: Tensor,
     C: Tensor,
     h: Tensor,
     *,
-    weight: Tensor | None = None,
+    weight: Any = None,
     scale: float = 1.0,
     see_query: bool = False,
     first_skip: bool | None = None,
     residual: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of a stack, from Gram matrices; arguments as `fastlin.gram_stack_loss`.
-
-    Parameters
-    ----------
-    G, q, y, task, p, A, C, h, weight, scale, see_query, first_skip, residual
-        As in `fastlin.gram_stack_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+) -> Losses:
+    """Loss and per-task losses of a stack, from Gram matrices.
 
     Examples
     --------
     >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=4, n=10)
     >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.gram_stack_loss(G, q, y, task, None, A, C, h, scale=0.1)[0].shape
+    >>> fl.reference.gram_stack_loss(G, q, y, task, None, A, C, h)[0].shape
     torch.Size([])
     """
     trials = []
     for r in range(A.shape[0] if A.ndim > 3 else 1):
-        p_r, A_r, C_r, h_r = (p, A, C, h) if A.ndim == 3 else (None if p is None else p[r], A[r], C[r], h[r])
+        p_r, A_r, C_r, h_r = (p, A, C, h) if A.ndim == 3 else (_trial(p, r), A[r], C[r], h[r])
         G_l, q_l = _whole_gram(G, q, task, p_r, see_query), q
         for layer in range(A_r.shape[0]):
             T = torch.zeros_like(G_l)
@@ -379,34 +253,11 @@ def gram_stack_loss(
             G_l, q_l = T.mT @ G_l @ T, (q_l.unsqueeze(1) @ T).squeeze(1)
         trials.append((q_l * _of_task(h_r, task, q.shape[0])).sum(-1))
     yhat = torch.stack(trials) if A.ndim > 3 else trials[0]
-    return _losses(yhat, y, task, weight, _tasks(task, p, h if h.ndim > 1 else None, weight))
+    return _losses(yhat, y, task, weight, _tasks(task, p, h, weight))
 
 
-def sampled_loss(
-    mix: Any,
-    n: int,
-    batch: int,
-    p: Tensor | None,
-    W: Tensor,
-    v: Tensor,
-    *,
-    seed: int,
-    step: int,
-    stream: Any = 0,
-    offset: int = 0,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """Loss and per-task losses of one layer on the sequences that `mix` draws; arguments as `fastlin.sampled_loss`.
-
-    Parameters
-    ----------
-    mix, n, batch, p, W, v, seed, step, stream, offset, **options
-        As in `fastlin.sampled_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+def sampled_loss(mix: Any, n: int, batch: int, p: Any, W: Tensor, v: Tensor, **options: Any) -> Losses:
+    """Loss and per-task losses of one layer on the sequences that `mix` draws.
 
     Examples
     --------
@@ -415,41 +266,11 @@ def sampled_loss(
     >>> torch.allclose(literal, fast)
     True
     """
-    streams = validation.streams("sampled_loss", stream, W.shape[0] if W.ndim > 2 else None)
-    if streams is not None:
-        at = {"seed": seed, "step": step, "offset": offset, **options}
-        return _own_data(sampled_loss, streams, (mix, n, batch), (p, W, v), at)
-    literal, data = _drawn(mix, batch, n, seed, step, stream, offset, W)
-    loss, per_task = (prompt_loss if literal else gram_loss)(*data, p, W, v, **options)
-    return loss, _for_every_task(per_task, mix.K)
+    return _sampled("sampled_loss", mix, n, batch, (p, W, v), W.shape[0] if W.ndim > 2 else None, **options)
 
 
-def sampled_stack_loss(
-    mix: Any,
-    n: int,
-    batch: int,
-    p: Tensor | None,
-    A: Tensor,
-    C: Tensor,
-    h: Tensor,
-    *,
-    seed: int,
-    step: int,
-    stream: Any = 0,
-    offset: int = 0,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """The same of a stack; arguments as `fastlin.sampled_stack_loss`.
-
-    Parameters
-    ----------
-    mix, n, batch, p, A, C, h, seed, step, stream, offset, **options
-        As in `fastlin.sampled_stack_loss`.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
+def sampled_stack_loss(mix: Any, n: int, batch: int, p: Any, A: Tensor, C: Tensor, h: Tensor, **options: Any) -> Losses:
+    """Loss and per-task losses of a stack on the sequences that `mix` draws.
 
     Examples
     --------
@@ -457,34 +278,47 @@ def sampled_stack_loss(
     >>> fl.reference.sampled_stack_loss(fl.SphereTasks(2), 10, 64, None, A, C, h, seed=0, step=0)[0].shape
     torch.Size([])
     """
-    streams = validation.streams("sampled_stack_loss", stream, A.shape[0] if A.ndim > 3 else None)
-    if streams is not None:
-        at = {"seed": seed, "step": step, "offset": offset, **options}
-        return _own_data(sampled_stack_loss, streams, (mix, n, batch), (p, A, C, h), at)
-    literal, data = _drawn(mix, batch, n, seed, step, stream, offset, A)
-    loss, per_task = (stack_loss if literal else gram_stack_loss)(*data, p, A, C, h, **options)
-    return loss, _for_every_task(per_task, mix.K)
+    return _sampled("sampled_stack_loss", mix, n, batch, (p, A, C, h), A.shape[0] if A.ndim > 3 else None, **options)
+
+
+def _sampled(
+    op: str,
+    mix: Any,
+    n: int,
+    batch: int,
+    parameters: tuple[Any, ...],
+    R: int | None,
+    *,
+    seed: int,
+    step: int,
+    stream: Any = 0,
+    offset: int = 0,
+    **options: Any,
+) -> Losses:
+    at = {"seed": seed, "step": step, "offset": offset}
+    streams = validation.streams(op, stream, R)
+    if streams is not None:  # each trial alone, on its own stream
+        trials = []
+        for r, one in enumerate(streams):
+            own = tuple(_trial(t, slice(r, r + 1)) for t in parameters)
+            trials.append(_sampled(op, mix, n, batch, own, R, **at, stream=one, **options))
+        return torch.cat([loss for loss, _ in trials]), torch.cat([per_task for _, per_task in trials])
+    like = parameters[1]
+    has_gram = hasattr(mix, "sample_gram")
+    draw = mix.sample_gram if has_gram else mix.sample
+    data = draw(batch, n, **at, stream=stream, dtype=like.dtype, device=like.device)
+    if op == "sampled_loss":
+        literal = gram_loss if has_gram else prompt_loss
+    else:
+        literal = gram_stack_loss if has_gram else stack_loss
+    loss, per_task = literal(*data, *parameters, **options)
+    # Tasks after the last one drawn have no loss.
+    return loss, torch.nn.functional.pad(per_task, (0, mix.K - per_task.shape[-1]))
 
 
 @_validated
-def gram(
-    z: Tensor,
-    p: Tensor | None = None,
-    task: Tensor | None = None,
-    q: Tensor | None = None,
-    *,
-    see_query: bool = False,
-) -> Tensor:
-    """Gram matrices (B, m, m) or (R, B, m, m) of the prompted tokens; arguments as `fastlin.gram`.
-
-    Parameters
-    ----------
-    z, p, task, q, see_query
-        As in `fastlin.gram`.
-
-    Returns
-    -------
-    Tensor, shape (B, m, m) or (R, B, m, m)
+def gram(z: Tensor, p: Any = None, task: Any = None, q: Any = None, *, see_query: bool = False) -> Tensor:
+    """Gram matrices of the prompted tokens, (B, m, m) or (R, B, m, m).
 
     Examples
     --------
@@ -498,34 +332,8 @@ def gram(
     return Z.mT @ (_mask(Z, see_query).unsqueeze(-1) * Z)
 
 
-def _own_data(
-    op: Callable[..., tuple[Tensor, Tensor]],
-    streams: list[int],
-    what: tuple[Any, ...],
-    parameters: tuple[Tensor | None, ...],
-    at: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """Each trial alone, on its own stream."""
-    trials = [
-        op(*what, *(None if t is None else t[r : r + 1] for t in parameters), **at, stream=stream)
-        for r, stream in enumerate(streams)
-    ]
-    return torch.cat([loss for loss, _ in trials]), torch.cat([per_task for _, per_task in trials])
-
-
-def _drawn(
-    mix: Any, batch: int, n: int, seed: int, step: int, stream: int, offset: int, like: Tensor
-) -> tuple[bool, tuple[Tensor, ...]]:
-    """A batch of a task source: tokens where it gives nothing else, and whether they are; else Gram matrices."""
-    literal = not hasattr(mix, "sample_gram")
-    draw = mix.sample if literal else mix.sample_gram
-    at = {"seed": seed, "step": step, "stream": stream, "offset": offset}
-    return literal, draw(batch, n, **at, dtype=like.dtype, device=like.device)
-
-
-def _for_every_task(per_task: Tensor, tasks: int) -> Tensor:
-    """Per-task losses with a zero for the tasks of the source that come after the last one drawn."""
-    return torch.nn.functional.pad(per_task, (0, tasks - per_task.shape[-1]))
+def _trial(tensor: Tensor | None, r: Any) -> Tensor | None:
+    return None if tensor is None else tensor[r]
 
 
 def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Tensor:
@@ -568,10 +376,10 @@ def _of_task(heads: Tensor, task: Tensor | None, batch: int) -> Tensor:
     return heads[task.long()]
 
 
-def _tasks(task: Tensor | None, p: Tensor | None, heads: Tensor | None, weight: Tensor | None) -> int:
+def _tasks(task: Tensor | None, p: Tensor | None, heads: Tensor, weight: Tensor | None) -> int:
     if p is not None:
         return p.shape[-3]
-    if heads is not None:
+    if heads.ndim > 1:
         return heads.shape[-2]
     if weight is not None:
         return len(weight)

@@ -1,7 +1,6 @@
-"""What the public ops accept. Every check of every op is here, and nothing else is.
+"""What the public ops accept: their arguments, shapes and options, and every check of them.
 
-`arguments` looks at shapes, dtypes, devices and options, which tracing can see; `values` looks at numbers, and runs
-where the numbers are.
+`arguments` checks shapes, dtypes, devices and options, which tracing can see; `task_indices` and `finite` numbers.
 """
 
 from __future__ import annotations
@@ -10,18 +9,19 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastlin import backends
-from fastlin.backends.problem import Accepted, Options
+from fastlin.backends.problem import LETTERS as LETTERS
+from fastlin.backends.problem import Options
 
 DTYPES = (torch.float32, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
-"""What tokens may be besides, where all else is float32, in which they are multiplied and added."""
+"""Tokens may have these dtypes beside float32 tensors; they are multiplied and added in float32."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 # Forms without trials, with trials, with trials and attention heads. A symbol is one size, shared by all arguments.
@@ -38,20 +38,61 @@ _MAY_BE_ZERO = "Bnt"
 _LARGEST = sys.float_info.max
 _FEW = 32
 
-_accepted: dict[tuple[Any, ...], Accepted] = {}
-"""Calls that `arguments` accepted, by all that it looks at: to find one takes 4 us, to examine one 60."""
-_MOST_ACCEPTED = 1024
+
+class Op(NamedTuple):
+    """What a public op takes: the names of its data, of its parameters, and of its options."""
+
+    data: tuple[str, ...]
+    parameters: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+_LAYER, _STACK = ("p", "W", "v"), ("p", "A", "C", "h")
+_LAYER_OPTIONS = ("scale", "see_query")
+_STACK_OPTIONS = ("scale", "see_query", "first_skip", "residual")
+OPS = {
+    "prompt_loss": Op(("z", "q", "y", "task"), _LAYER, _LAYER_OPTIONS),
+    "gram_loss": Op(("G", "q", "y", "task"), _LAYER, _LAYER_OPTIONS),
+    "stack_loss": Op(("z", "q", "y", "task"), _STACK, _STACK_OPTIONS),
+    "gram_stack_loss": Op(("G", "q", "y", "task"), _STACK, _STACK_OPTIONS),
+    "predict": Op(("z", "q", "task"), _LAYER, _LAYER_OPTIONS),
+    "stack_predict": Op(("z", "q", "task"), _STACK, _STACK_OPTIONS),
+    "sampled_loss": Op((), _LAYER, _LAYER_OPTIONS),
+    "sampled_stack_loss": Op((), _STACK, _STACK_OPTIONS),
+    "softmax_loss": Op((), _LAYER, ("see_query",)),
+    "gram": Op(("z", "q", "task"), ("p",), ("see_query",)),
+}
+"""The ops. A loss takes `weight` besides; all take `backend` and `check_finite`."""
+
+
+class Settings(NamedTuple):
+    """The options of a call as the caller gave them."""
+
+    scale: Any = 1.0
+    see_query: Any = False
+    first_skip: Any = None
+    residual: Any = 1.0
+    backend: Any = "auto"
+    check_finite: Any = False
+
+
+def named(op: str, tensors: Sequence[Any], y: Any = None, weight: Any = None) -> dict[str, Any]:
+    """Tensors in the order of `LETTERS`, y and, of a loss, weight, by the names that the caller knows."""
+    by_letter = {**dict(zip(LETTERS, tensors, strict=True)), "y": y}
+    row = OPS[op]
+    found = {name: by_letter["x" if name in ("z", "G") else name] for name in (*row.data, *row.parameters)}
+    return {**found, "weight": weight} if op.endswith("loss") else found
 
 
 class _Sizes:
-    """Sizes seen so far, each with the argument that set it."""
+    """Sizes bound so far, each with the name of the argument that bound it."""
 
     def __init__(self, op: str, known: Mapping[str, tuple[int, str]] | None = None) -> None:
         self.op = op
         self.bound = dict(known or {})
 
     def match(self, name: str, tensor: Tensor, forms: Sequence[str], beside: str = "") -> None:
-        """Bind the sizes of a tensor to the one of its forms that has as many dimensions, or raise."""
+        """Bind the sizes of a tensor by the form that has its number of dimensions, or raise."""
         for form in forms:
             symbols = form.split()
             if len(symbols) == tensor.ndim:
@@ -84,103 +125,37 @@ class _Sizes:
 
 def arguments(
     op: str,
-    data: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    *,
-    scale: float,
-    see_query: bool,
-    backend: str,
-    check_finite: bool,
-    weight: Any = None,
-    first_skip: bool | None = None,
-    residual: float = 1.0,
+    tensors: Sequence[Any],
+    y: Any,
+    weight: Any,
+    settings: Settings,
     known: Mapping[str, tuple[int, str]] | None = None,
-) -> tuple[Accepted, Tensor | None]:
+) -> tuple[Options, Tensor | None]:
     """Check the arguments of an op, all but the values inside its tensors.
 
     Parameters
     ----------
     op : str
-        Public name, for the messages.
-    data : mapping
-        The data by name: first z or G, then q, y, task; the value of task may be None. Empty for an op that draws them.
-    parameters : mapping
-        p, which may be None, with W and v or A, C and h.
-    scale, see_query, backend, check_finite, weight, first_skip, residual
-        The op's options.
+        Public name.
+    tensors : sequence
+        In the order of `LETTERS`; None where absent.
+    y, weight
+        Of a loss.
+    settings : Settings
     known : mapping, optional
-        Sizes that are known beforehand, each with what tells it.
+        Sizes that are known beforehand, each with the name of the argument that has it.
 
     Returns
     -------
-    accepted : Accepted
-        One object for all calls that are alike in what is looked at here.
+    options : Options
     weight : Tensor or None
         As a tensor (K,) like the data.
     """
-    settings = (scale, see_query, backend, check_finite, first_skip, residual)
-    key = _signature((op, *settings), known, (*data.values(), *parameters.values(), weight), (data.get("y"), weight))
-    if key is not None:
-        try:
-            accepted = _accepted.get(key)
-        except TypeError:  # not hashable: symbolic sizes, or a list as an option
-            key = None
-        else:
-            if accepted is not None:
-                return accepted, weight
-    options, weight = _examine(op, data, parameters, weight, known, *settings)
-    accepted = Accepted(options, {})
-    if key is not None:
-        if len(_accepted) >= _MOST_ACCEPTED:
-            _accepted.clear()
-        _accepted[key] = accepted
-    return accepted, weight
-
-
-def _signature(
-    settings: tuple[Any, ...],
-    known: Mapping[str, tuple[int, str]] | None,
-    tensors: tuple[Any, ...],
-    constants: tuple[Any, ...],
-) -> tuple[Any, ...] | None:
-    """All that `_examine` looks at; None for a call that must be examined whatever came before.
-
-    Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one whose
-    constants, y and weight, require grad, which the grad mode makes right or wrong.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    # With their types: True == 1 == 1.0, and not all of them are right everywhere.
-    key = [settings, *map(type, settings)]
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            key += (tensor.shape, tensor.dtype, tensor.device)
-        elif tensor is None:
-            key.append(None)
-        else:
-            return None
-    for tensor in constants:
-        if tensor is not None and tensor.requires_grad:
-            return None
-    if known is not None:
-        key += known.items()
-    return tuple(key)
-
-
-def _examine(
-    op: str,
-    data: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    weight: Any,
-    known: Mapping[str, tuple[int, str]] | None,
-    scale: Any,
-    see_query: Any,
-    backend: Any,
-    check_finite: Any,
-    first_skip: Any,
-    residual: Any,
-) -> tuple[Options, Tensor | None]:
-    """What `arguments` does for a call that it has not seen."""
+    by_name = named(op, tensors, y)
+    if op == "gram":
+        return _gram_arguments(**by_name, settings=settings), None
+    data = {name: by_name[name] for name in OPS[op].data}
+    parameters = {name: by_name[name] for name in OPS[op].parameters}
     sizes = _Sizes(op, known)
     lead = "A" if "A" in parameters else "W"
     anchor_name, anchor = next(iter(data.items()), (lead, parameters[lead]))
@@ -214,7 +189,7 @@ def _examine(
     for name in (lead, *(name for name in present if name != lead)):
         sizes.match(name, present[name], _FORMS[name][rank], "" if name == lead else beside)
 
-    options = _check_options(op, scale, see_query, backend, check_finite, first_skip, residual)
+    options = _check_options(op, settings)
     if weight is not None:
         weight = _check_weight(op, weight, anchor_name, anchor)
         sizes.match("weight", weight, [_DATA_FORMS["weight"]])
@@ -225,13 +200,12 @@ def _examine(
         raise ValueError(f"{op}: task is None, which is one task, but {source} has K = {tasks}; wants task (B,)")
     depth = sizes.get("L", 1)
     first = 0.0
-    if lead == "A" and (depth > 1 if first_skip is None else first_skip):
-        first = float(residual)
+    if lead == "A" and (depth > 1 if settings.first_skip is None else settings.first_skip):
+        first = float(settings.residual)
     return options._replace(tasks=tasks, first_skip=first), weight
 
 
-def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backend: str, check_finite: bool) -> int:
-    """Check the arguments of `gram`, all but the values inside its tensors. Returns K, or -1 when p does not tell."""
+def _gram_arguments(z: Any, q: Any, task: Any, p: Any, settings: Settings) -> Options:
     op = "gram"
     _check_tensor(op, "z", z)
     if z.dtype not in (*DTYPES, *HALF):
@@ -251,14 +225,14 @@ def gram_arguments(z: Any, p: Any, task: Any, q: Any, *, see_query: bool, backen
     if q is not None:
         check_like(op, "q", q, "z", z)
         sizes.match("q", q, [_DATA_FORMS["q"]])
-    _check_options(op, 1.0, see_query, backend, check_finite, None, 1.0)
-    if see_query and q is None:
+    options = _check_options(op, settings)
+    if settings.see_query and q is None:
         raise ValueError(f"{op}: q is None; wants q (B, m) when see_query is True")
-    return -1 if p is None else tasks
+    return options._replace(tasks=-1 if p is None else tasks)
 
 
 def streams(op: str, stream: Any, trials: int | None) -> list[int] | None:
-    """The streams of trials that draw their own data, or None for one stream that all share, checked where it is used.
+    """The stream of each trial, or None for one stream that all trials share, which its user checks.
 
     Parameters
     ----------
@@ -284,25 +258,6 @@ def streams(op: str, stream: Any, trials: int | None) -> list[int] | None:
     if len(each) != trials:
         raise ValueError(f"{op}: stream has {len(each)} entries, but the parameters have R = {trials} trials; {wants}")
     return each
-
-
-def values(op: str, tasks: int, check_finite: bool, named: Mapping[str, Tensor | None]) -> int:
-    """Check the numbers: task indices always, finiteness when asked. Returns K.
-
-    Parameters
-    ----------
-    op : str
-        Public name, for the messages.
-    tasks : int
-        K, or -1 when only the largest task index tells.
-    check_finite : bool
-    named : mapping
-        Tensors by the name that the caller knows; None where absent.
-    """
-    tasks = task_indices(op, tasks, named.get("task"))
-    if check_finite:
-        finite(op, named)
-    return tasks
 
 
 def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
@@ -331,7 +286,7 @@ def task_indices(op: str, tasks: int, task: Tensor | None) -> int:
 
 
 def assert_task_indices(op: str, tasks: int, task: Tensor) -> None:
-    """Check task indices where the numbers come later: at run time of compiled code, or when a graph is replayed."""
+    """Check task indices when compiled code runs, or when a CUDA graph is replayed."""
     valid = ((task >= 0) & (task < tasks)).all()
     torch._assert_async(valid, f"{op}: task holds an index outside 0 <= task < K = {tasks}")
 
@@ -340,9 +295,9 @@ def _is_captured(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def finite(op: str, named: Mapping[str, Tensor | None]) -> None:
-    """Check that the tensors, by the name that the caller knows, hold finite numbers."""
-    for name, tensor in named.items():
+def finite(op: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Check that tensors, by the caller's names, hold finite numbers."""
+    for name, tensor in tensors.items():
         if tensor is None or name == "task":
             continue
         are_finite = torch.isfinite(tensor).all()
@@ -409,9 +364,8 @@ def _check_weight(op: str, weight: Any, anchor_name: str, anchor: Tensor) -> Ten
     return weight
 
 
-def _check_options(
-    op: str, scale: Any, see_query: Any, backend: Any, check_finite: Any, first_skip: Any, residual: Any
-) -> Options:
+def _check_options(op: str, settings: Settings) -> Options:
+    scale, see_query, first_skip, residual, backend, check_finite = settings
     numbers: dict[str, Any] = {"scale": scale, "residual": residual}
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Real):

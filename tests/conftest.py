@@ -4,12 +4,13 @@ import signal
 
 import pytest
 import torch
-from cuda import emulation
-from helpers import INSTRUCTION_SETS, poisoned
-from selection import mark_long
+from support import emulation
+from support.op_cases import INSTRUCTION_SETS, poisoned
+from support.selection import mark_long
 
-from fastlin import backends, validation
+from fastlin import backends
 from fastlin.backends import cpu, cuda
+from fastlin.ops import call
 
 
 def pytest_report_header():
@@ -86,10 +87,10 @@ def heard_signals():
 def fresh_choice():
     """What served a call in one test may not be there in the next."""
     backends.resolve.cache_clear()
-    validation._accepted.clear()
+    call.signatures.clear()
     yield
     backends.resolve.cache_clear()
-    validation._accepted.clear()
+    call.signatures.clear()
 
 
 @pytest.fixture(params=["eager", *(f"cpu-{name}" for name in INSTRUCTION_SETS), "cuda-emulated"])
@@ -122,20 +123,20 @@ def eager_alone(monkeypatch):
 def _serving(which, monkeypatch):
     """Make "auto" take one backend; afterwards, its kernels have run, and no others."""
     name, _, label = which.partition("-")
-    monkeypatch.setattr(cpu, "last_kernel", None)
+    monkeypatch.setattr(cpu.backend, "last_kernel", None)
     monkeypatch.setitem(backends.ORDER, "cpu", () if name == "eager" else (name,))
     if name == "cuda":
-        monkeypatch.setattr(cuda, "last_kernel", None)
+        monkeypatch.setattr(cuda.backend, "last_kernel", None)
         with cuda.emulated(emulation.module()), poisoned():
             yield name
-        assert cuda.last_kernel is not None
-        assert cpu.last_kernel is None
+        assert cuda.backend.last_kernel is not None
+        assert cpu.backend.last_kernel is None
         return
     if name == "eager":
         yield name
-        assert cpu.last_kernel is None
+        assert cpu.backend.last_kernel is None
         return
     with cpu.using(label), poisoned():
         yield name
-    assert cpu.last_kernel is not None
-    assert cpu.last_kernel.split()[0] == label
+    assert cpu.backend.last_kernel is not None
+    assert cpu.backend.last_kernel.split()[0] == label

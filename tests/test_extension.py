@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from packages import build, copy_of_sources
+from support.packages import build, copy_of_sources
 
 from fastlin import _extension
 from fastlin._version import __version__

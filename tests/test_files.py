@@ -1,9 +1,9 @@
-"""A file that is replaced has its old contents or its new, and nothing is beside it."""
+"""A replaced file has its old or its new contents, and no temporary file is left."""
 
 import os
 
 import pytest
-from folders import contents
+from support.folders import contents
 
 from fastlin._files import replacing
 
@@ -14,7 +14,7 @@ def test_replacing_is_all_or_nothing(tmp_path):
         temporary.write_text("new")
         assert not path.exists()
         assert temporary.parent == tmp_path
-        # What a run leaves when it is killed here is hidden, and is not taken for a file of the user.
+        # A temporary file of a killed run is hidden, and not mistaken for a file of the user.
         assert temporary.name.startswith(".")
     assert path.read_text() == "new"
     with replacing(path) as temporary:

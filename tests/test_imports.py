@@ -12,23 +12,27 @@ PACKAGE = Path(__file__).parents[1] / "fastlin"
 # Layers from the bottom; a module may import from its own layer's package and from the ones listed for it.
 ALLOWED = {
     "_version": set(),
+    "_checks": set(),
     "_extension": {"_version"},
     "_instruction_sets": {"_extension"},
     "backends": {"_extension", "_instruction_sets", "_version"},
     "validation": {"backends"},
     "reference": {"validation"},
     "ops": {"backends", "reference", "validation"},
-    "_info": {"_extension", "_version", "backends"},
-    "data": {"_extension", "_instruction_sets", "backends"},
+    "_info": {"_extension", "_instruction_sets", "_version", "backends"},
+    "data": {"_checks", "_extension", "_instruction_sets", "backends"},
     "theory": set(),
     "_files": set(),
+    "_tables": set(),
     "_threads": set(),
     "_tensors": {"_files"},
     "models": {"_files", "_tensors", "data", "ops"},
     "settings": {"data", "theory"},
     "training": {
+        "_checks",
         "_files",
         "_info",
+        "_tables",
         "_tensors",
         "_threads",
         "backends",
@@ -38,12 +42,26 @@ ALLOWED = {
         "settings",
         "theory",
     },
-    "plots": {"_files"},
-    "figures": {"_files", "_info", "_threads", "data", "models", "ops", "settings", "theory", "training"},
+    "plots": {"_files", "training"},
+    "figures": {
+        "_checks",
+        "_files",
+        "_info",
+        "_tables",
+        "_threads",
+        "data",
+        "models",
+        "ops",
+        "settings",
+        "theory",
+        "training",
+    },
     "bench": {
+        "_checks",
         "_extension",
         "_files",
         "_info",
+        "_tables",
         "data",
         "figures",
         "ops",
@@ -53,7 +71,7 @@ ALLOWED = {
         "training",
     },
     "__main__": {"cli"},
-    "cli": {"_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
+    "cli": {"_checks", "_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
 }
 
 
@@ -97,7 +115,7 @@ def test_layers_have_no_cycle():
 
 
 def test_backends_do_not_know_each_other():
-    shared = {f"fastlin.backends{part}" for part in ("", ".compiled", ".draw", ".problem")}
+    shared = {f"fastlin.backends{part}" for part in ("", ".base", ".compiled", ".draw", ".problem")}
     own = "fastlin.backends.triton"
     for path in (PACKAGE / "backends").rglob("*.py"):
         if path != PACKAGE / "backends" / "__init__.py":

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from folders import visible
-from packages import ROOT, build, copy_of_sources
+from support.folders import visible
+from support.packages import ROOT, build, copy_of_sources
 
 import fastlin as fl
 from fastlin import _extension, cli
@@ -105,7 +105,7 @@ def test_wheel_in_a_clean_environment(wheel, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    found = json.loads(run(python, "-P", str(ROOT / "tests" / "smoke.py")))
+    found = json.loads(run(python, "-P", str(ROOT / "tests" / "support" / "smoke.py")))
     assert Path(found["file"]).is_relative_to(site)
     assert found["versions"]["fastlin"] == fl.__version__
     assert found["extension"]["available"], found["extension"]["reason"]

@@ -1,4 +1,4 @@
-"""Pictures of closed forms, looked at through the figure that is saved."""
+"""Pictures of closed forms and panels, checked through the figure that is saved."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from fastlin import plots, settings
 from fastlin.figures import curves
-from fastlin.plots.style import COLOURS
+from fastlin.plots.style import look
 
 ALL_EQUAL = "plain = fine-tuned = joint = shared shift\n= decoupled = scaled heads = lower bound"
 SINGULAR = """
@@ -47,7 +47,7 @@ def test_lines_pass_through_every_length_and_marks_are_at_those_asked_for():
         assert [x[i] for i in drawn[label].get_markevery()] == [1, 10, 20, 30, 40, 50]
     assert len({line.get_color() for line in drawn.values()}) == 5
     assert len({line.get_marker() for line in drawn.values()}) == 5
-    assert drawn["plain"].get_color() == COLOURS["plain"]
+    assert drawn["plain"].get_color() == look("plain")[0]
 
 
 def test_axes_are_labelled_and_show_both_units():
@@ -185,11 +185,11 @@ def test_points_of_a_panel():
     assert point.get_ydata().tolist() == pytest.approx([0.4])
     (spread,) = [bar.lines[2][0] for bar in upper.containers]
     assert spread.get_segments()[0][:, 1].tolist() == pytest.approx([0.4, 0.6])
-    # Points of two models stand beside each other, and are told apart.
+    # Points of two models are side by side and look different.
     assert point.get_xdata()[0] != other.get_xdata()[0]
-    assert (point.get_markerfacecolor(), other.get_markerfacecolor()) == (COLOURS["joint"], "none")
+    assert (point.get_markerfacecolor(), other.get_markerfacecolor()) == (look("joint")[0], "none")
     assert (drawn["theory: joint"].get_linestyle(), drawn["theory: shift"].get_linestyle()) == ("-", "--")
-    assert drawn["theory: joint"].get_color() == COLOURS["joint"]
+    assert drawn["theory: joint"].get_color() == look("joint")[0]
     assert lower.get_ylabel() == "excess (%)"
     assert [text.get_text() for text in lower.get_xticklabels()] == ["1", "10"]
     assert upper.get_ylabel() == "population risk / E[y²]"

@@ -1,4 +1,4 @@
-"""CONFIG.toml: what is read, what is refused and with which words, and the settings that ship."""
+"""CONFIG.toml: valid files, error messages, and the settings that ship."""
 
 import json
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Files of tensors: every bit returns, and a file with any other bit is refused."""
+"""Files of tensors: every bit is read back, and a file with a changed bit is refused."""
 
 import os
 import re
 
 import pytest
 import torch
-from folders import contents
+from support.folders import contents
 
 from fastlin import _tensors
 from fastlin._files import FileError
@@ -46,7 +46,7 @@ def test_tensors_that_share_memory(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
 def test_types_of_tensors(tmp_path, dtype):
-    """Whatever an optimiser keeps."""
+    """Anything in the state of an optimiser."""
     value = torch.tensor([0, 1, 2]).to(dtype)
     _tensors.write(tmp_path / "file", "thing", {}, {"a": value})
     assert torch.equal(_tensors.read(tmp_path / "file", "thing")[1]["a"], value)

@@ -1,4 +1,4 @@
-// Aligned workspace that is laid out twice by the same code: first to learn its size, then in memory.
+// Aligned workspace. The same code lays it out twice: first to count its bytes, then in memory.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ class Arena {
   Arena() = default;
   FASTLIN_HD explicit Arena(std::byte* base) : base_(base) {}
 
-  // Uninitialised room for count numbers, on a cache line of its own; null while sizes are counted.
+  // Uninitialised memory for `count` elements, aligned to a cache line; null while bytes are counted.
   template <class T>
   FASTLIN_HD T* take(std::int64_t count) {
-    T* taken = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    T* memory = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + kLine - 1) / kLine * kLine;
-    return taken;
+    return memory;
   }
   FASTLIN_HD std::size_t used() const { return used_; }
   FASTLIN_HD bool only_counts() const { return base_ == nullptr; }
@@ -37,7 +37,7 @@ struct FreeAligned {
 };
 using Memory = std::unique_ptr<std::byte[], FreeAligned>;
 
-// Room for `count` pieces, which may be more than any memory has.
+// Memory for `count` pieces of `each` bytes; throws std::bad_alloc on overflow.
 inline Memory allocate(std::size_t each, std::size_t count = 1) {
   std::size_t bytes;
   if (__builtin_mul_overflow(each, count, &bytes)) throw std::bad_alloc();

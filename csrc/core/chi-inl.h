@@ -1,8 +1,9 @@
-// Normals and chi variates in double by the operations of fastlin/data/chi.py, in its order, so that they
-// have its bits on every machine: +, -, *, /, sqrt and comparisons, nothing fused. D is a vector of doubles
-// or one, W lanes as wide of integers. Included once for each kind of lane, after its Vec.
+// Normals and chi variates in double. The operations and their order are those of fastlin/data/chi.py, so
+// that the bits are the same on every machine: +, -, *, /, sqrt and comparisons, nothing fused. D is a vector
+// of doubles or a double, W the same lanes as 64-bit integers. Included once for each kind of lane, after its
+// Vec.
 
-// (w + 1/2) 2^-32: as bits after the point of a number in [1, 2), less 1.
+// (w + 1/2) 2^-32: the bits become the fraction of a number in [1, 2); then 1 is subtracted.
 template <class D, class W>
 FASTLIN_HD FASTLIN_INLINE D uniform(W word) {
   const W fraction = shift_right<12>(shift_left<32>(word));
@@ -17,7 +18,7 @@ FASTLIN_HD FASTLIN_INLINE D horner(const double (&coefficients)[N], D x) {
   return out;
 }
 
-// e log 2 + log m with t = 2^e m, 1/sqrt 2 <= m < sqrt 2. At e = 0 the caller's s takes the place of m - 1.
+// e log 2 + log m with t = 2^e m, 1/sqrt 2 <= m < sqrt 2. At e = 0 the caller's s replaces m - 1.
 template <bool kHasS, class D>
 FASTLIN_HD FASTLIN_INLINE D log_of(D t, D s) {
   constexpr double kAtanh[] = {2.0 / 1,  2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11,
@@ -73,7 +74,7 @@ FASTLIN_HD FASTLIN_INLINE void fixed_box_muller(W w0, W w1, D& first, D& second)
   second = r * as_double(bits_of(select(swap, cosine, sine)) ^ sine_sign);
 }
 
-// What the attempts of a chi variate need to know of its degrees of freedom.
+// Constants of the rejection sampler for `freedom` degrees of freedom.
 struct Freedom {
   FASTLIN_HD explicit Freedom(std::int64_t freedom)
       : k(static_cast<double>(freedom)),
@@ -82,7 +83,7 @@ struct Freedom {
   double k, shape, scale;
 };
 
-// One chi variate in each lane, attempt by attempt; 0 from the start where there is no freedom.
+// One chi variate in each lane, attempt by attempt; 0 for zero degrees of freedom.
 template <class D, class W>
 class Chi {
   using Which = decltype(less(D{}, D{}));
@@ -97,7 +98,7 @@ class Chi {
         one_(less(k, D::set(1.5))),
         waiting_(less(D::set(0.5), k)) {}
 
-  // The two attempts of a block's words; whether some lane waits for another block.
+  // Makes the two attempts of a block of words. Returns whether a lane needs another block.
   FASTLIN_HD FASTLIN_INLINE bool block(const W (&word)[4]) {
     D first, second;
     fixed_box_muller(word[0], word[1], first, second);
@@ -116,9 +117,10 @@ class Chi {
     t = select(positive, t, one);
     const D cube = t * t * t, square = x * x;
     // With d = k/2 - 1/3, the right side of the exact test is 3 d (log(1 + s) - s + s^2/2 - s^3/3), which is
-    // not below -3/2 d s^4 for |s| <= 1/2, and log u <= u - 1: the second line decides without logarithms
-    // 99.8 % of attempts at k = 50, the first one, which is the oracle's, 92 %. Rounding moves the oracle's
-    // two sides by d |s| 10 eps at most, 4e-9 up to k = 10^12: far from 1e-6, so the decision is the same.
+    // at least -3/2 d s^4 for |s| <= 1/2, and log u <= u - 1. So the second line of `soon` decides 99.8 % of
+    // attempts at k = 50 without logarithms; the first line, which is the oracle's, decides 92 %. Rounding
+    // moves the two sides of the oracle's test by at most d |s| 10 eps, 4e-9 up to k = 10^12: far less than
+    // 1e-6, so the decision is the same.
     const D fourth = s * s * (s * s);
     const Which soon = less(u, one - D::set(0.0331) * (square * square)) |
                        (less(fourth, D::set(0.0625)) & less(u, sure_ - D::set(1.5) * shape_ * fourth));
@@ -128,8 +130,8 @@ class Chi {
       accepted = accepted | (positive & less(log(u), D::set(0.5) * square + shape_ * bend));
     }
     const D absolute = as_double(bits_of(x) & W::set(0x7fffffffffffffffu));
-    const D made = select(one_, absolute, sqrt(D::set(2.0) * shape_ * cube));
-    value = select(waiting_ & accepted, made, value);
+    const D candidate = select(one_, absolute, sqrt(D::set(2.0) * shape_ * cube));
+    value = select(waiting_ & accepted, candidate, value);
     waiting_ = without(waiting_, accepted);
   }
 

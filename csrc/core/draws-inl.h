@@ -1,4 +1,4 @@
-// The draws of V::size sequences, one in each lane. core/philox.h has the layout.
+// The random numbers of V::size sequences, one sequence in each lane. core/philox.h has the layout.
 
 template <class T>
 class Lanes {
@@ -7,14 +7,14 @@ class Lanes {
   using W = Vec<std::uint64_t>;
   using I = std::conditional_t<std::is_same<T, float>::value, Vec<std::uint32_t>, W>;
   static constexpr int N = V::size;
-  static constexpr int kParts = N / D::size;  // vectors of doubles for as many sequences
+  static constexpr int kParts = N / D::size;  // vectors of doubles that hold V::size sequences
 
  public:
   FASTLIN_HD Lanes(std::uint64_t seed, std::uint32_t step, std::uint32_t stream)
       : philox_(seed, step, stream) {}
 
-  // Goes to sequences [V::size], any, counted from an offset on.
-  FASTLIN_HD void at(std::uint64_t offset, const std::int64_t* sequences) {
+  // Selects sequences offset + sequences[i], i < V::size, in any order.
+  FASTLIN_HD void seek(std::uint64_t offset, const std::int64_t* sequences) {
     const auto* from = reinterpret_cast<const std::uint64_t*>(sequences);
     for (int p = 0; p < kParts; ++p) {
       sequence_[p] = philox_.sequence(W::load(from + p * W::size) + W::set(offset));
@@ -33,7 +33,7 @@ class Lanes {
     }
   }
 
-  // Uniforms 0 .. count - 1 from a block on.
+  // `count` uniforms, starting at a block.
   FASTLIN_HD void uniforms(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
     for (std::int64_t i = 0; i < count; i += 4) {
       W c[kParts][4];
@@ -46,7 +46,7 @@ class Lanes {
     }
   }
 
-  // Normals 0 .. count - 1 from a block on. A pair takes two words even when one of it is left out.
+  // `count` normals, starting at a block. A pair uses two words even if only its first normal is wanted.
   FASTLIN_HD void normals(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
     constexpr int kStep = 4 * kBlocks;
     I words[kStep];
@@ -66,7 +66,7 @@ class Lanes {
     }
   }
 
-  // The two normals of given words.
+  // The two normals of two words, in each lane.
   static void pair(const std::uint64_t* words0, const std::uint64_t* words1, T* first, T* second) {
     W w0[kParts], w1[kParts];
     for (int p = 0; p < kParts; ++p) {
@@ -82,24 +82,24 @@ class Lanes {
     y.store(second);
   }
 
-  // Chi variates of slots that follow one another, [slots, V::size]; slot i has freedom(i), and is 0 when
-  // that is 0. Each is a long chain of operations: four vectors of them are under way, which takes 70 %
-  // (double) or 88 % (float) of the time of one slot after the other (AVX-512).
+  // Chi variates of consecutive slots, [slots, V::size]; slot i has freedom(i) degrees of freedom, and is 0
+  // if that is 0. Each variate is a long chain of dependent operations. Four vectors at a time take 70 %
+  // (double) or 88 % (float) of the time of one slot after another (AVX-512).
   template <class F>
   FASTLIN_HD void chi(std::uint32_t block, F freedom, std::int64_t slots, T* out) const {
     constexpr int kSlots = kChains / kParts;
     for (std::int64_t i = 0; i < slots; i += kSlots) {
-      std::int64_t of_slots[kSlots];
+      std::int64_t slot_freedom[kSlots];
       FASTLIN_UNROLL
-      for (int j = 0; j < kSlots; ++j) of_slots[j] = i + j < slots ? freedom(i + j) : 0;
-      chi_slots(block + static_cast<std::uint32_t>(kBlocksPerChi * i), of_slots,
+      for (int j = 0; j < kSlots; ++j) slot_freedom[j] = i + j < slots ? freedom(i + j) : 0;
+      chi_slots(block + static_cast<std::uint32_t>(kBlocksPerChi * i), slot_freedom,
                 static_cast<int>(std::min<std::int64_t>(kSlots, slots - i)), out + i * N);
     }
   }
 
  private:
-  // Under way at a time: Philox's products wait for each other, and one block leaves a CPU idle. A GPU has
-  // other warps to go on with.
+  // Blocks and chi chains that are computed together: the products of one Philox block depend on each other
+  // and would leave a CPU idle. A GPU runs other warps meanwhile.
   static constexpr bool kAlone = V::registers < 16;
   static constexpr int kBlocks = kAlone ? 1 : 2, kChains = kAlone ? kParts : 4;
 
@@ -110,7 +110,7 @@ class Lanes {
     philox_.finish(c);
   }
 
-  // The first `count` of some slots.
+  // The first `count` of S slots.
   template <int S>
   FASTLIN_HD FASTLIN_INLINE void chi_slots(std::uint32_t block, const std::int64_t (&freedom)[S], int count,
                                            T* out) const {
@@ -120,14 +120,14 @@ class Lanes {
     Ds k, shape, scale;
     FASTLIN_UNROLL
     for (int i = 0; i < kChains; ++i) {
-      const Freedom each(freedom[i / kParts]);
-      k.part[i] = D::set(each.k);
-      shape.part[i] = D::set(each.shape);
-      scale.part[i] = D::set(each.scale);
+      const Freedom constants(freedom[i / kParts]);
+      k.part[i] = D::set(constants.k);
+      shape.part[i] = D::set(constants.shape);
+      scale.part[i] = D::set(constants.scale);
     }
     Chi<Ds, Ws> chi(k, shape, scale);
-    bool again = true;
-    for (std::uint32_t j = 0; again && j < kBlocksPerChi; ++j) {
+    bool needs_block = true;
+    for (std::uint32_t j = 0; needs_block && j < kBlocksPerChi; ++j) {
       W c[kChains][4];
       FASTLIN_UNROLL
       for (int i = 0; i < kChains; ++i) {
@@ -138,7 +138,7 @@ class Lanes {
       Ws words[4];
       FASTLIN_UNROLL
       for (int i = 0; i < 4 * kChains; ++i) words[i % 4].part[i / 4] = c[i / 4][i % 4];
-      again = chi.block(words);
+      needs_block = chi.block(words);
     }
     FASTLIN_UNROLL
     for (int i = 0; i < kChains; ++i) {
@@ -146,7 +146,7 @@ class Lanes {
     }
   }
 
-  // Words as the normals take them.
+  // Words in the lanes that `normal_pairs` takes.
   FASTLIN_HD FASTLIN_INLINE static void join(const W (&parts)[kParts], Vec<std::uint32_t>& w) {
     w = words_of(parts);
   }
@@ -170,7 +170,7 @@ class Lanes {
     }
   }
 
-  // One vector of pairs, or several as Parts.
+  // For one vector of pairs, or several as Parts.
   template <class Words, class Normals>
   FASTLIN_HD FASTLIN_INLINE static void normal_pairs(Words w0, Words w1, Normals& first, Normals& second) {
     if constexpr (std::is_same<T, float>::value) {

@@ -1,11 +1,11 @@
 // Normals in float by Box-Muller, from words in lanes of 32 bits: w0 gives the radius, w1 the angle. About 50
 // operations for two normals. Included once for each kind of lane, after its Vec.
 //
-// For every word r has a relative error below 4 eps and cos, sin an absolute one below 2.5 eps, eps = 2^-23;
-// tests/data/test_draws.py has the sum.
+// For every word, r has a relative error below 4 eps, and cos and sin an absolute error below 2.5 eps, eps =
+// 2^-23; tests/data/test_draws.py adds them up.
 
-// -2 log u, u = (w + 1/2) 2^-32. With x the smaller one of u and 1 - u, both made from integers, so that no
-// bit of 1 - u is lost near 1:  u or 1 - x = 2^e (1 + f), 1/sqrt 2 <= 1 + f < sqrt 2, and f = -x at e = 0.
+// -2 log u, u = (w + 1/2) 2^-32. x is the smaller of u and 1 - u; integers give both, so that 1 - u loses no
+// bit near 1. u = 2^e (1 + f), 1/sqrt 2 <= 1 + f < sqrt 2, and f = -x at e = 0.
 template <class F, class I>
 FASTLIN_HD FASTLIN_INLINE F minus_two_log(I w) {
   const I sign = shift_right_signed<31>(w);  // ones where u > 1/2
@@ -32,7 +32,7 @@ FASTLIN_HD FASTLIN_INLINE F minus_two_log(I w) {
 template <class F, class I>
 FASTLIN_HD FASTLIN_INLINE void box_muller(I w0, I w1, F& first, F& second) {
   const F r = sqrt(minus_two_log<F>(w0));
-  const float kUnit = 0x1p-32f * 1.57079633f;  // shifted by 2, to have the sign where it belongs
+  const float kUnit = 0x1p-32f * 1.57079633f;  // the shift by 2 moves the sign to the top bit
   const F a = fma(to_float(shift_left<2>(w1)), F::set(kUnit), F::set(2 * kUnit));
   const F z = a * a;
   const F s = fma(fma(F::set(-1.9517267e-4f), z, F::set(8.332178e-3f)), z, F::set(-0.16666655f));

@@ -1,6 +1,6 @@
-// Several vectors as one: each operation is done on all before the next, so that what depends on each other
-// stands apart in the code. A machine looks ahead by about 100 operations; of two long computations one after
-// the other it would see one at a time.
+// Several vectors as one. Each operation runs on all parts before the next one, so that dependent operations
+// are far apart in the code. A CPU looks ahead by about 100 operations: of two long computations one after
+// the other it would see only one at a time.
 
 template <class V, int N>
 struct Parts {

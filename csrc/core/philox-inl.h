@@ -1,13 +1,13 @@
-// Philox4x32-10 on lanes of 64 bits, W, whose low halves hold the words: a product of two words fills its
-// lane and needs no shuffle to be used again. What is above a word is left as it falls, since a product does
-// not look there. Included once for each kind of lane, after its Vec.
+// Philox4x32-10 on 64-bit lanes, W, whose low halves hold the words: a product of two words fills its lane,
+// and the next round uses it without a shuffle. The high halves hold garbage, which products ignore. Included
+// once for each kind of lane, after its Vec.
 
 FASTLIN_HD constexpr std::uint32_t philox_multiplier(int i) { return i == 0 ? 0xD2511F53u : 0xCD9E8D57u; }
 // The golden ratio, sqrt(3) - 1.
 FASTLIN_HD constexpr std::uint32_t philox_weyl(int i) { return i == 0 ? 0x9E3779B9u : 0xBB67AE85u; }
 
-// Half of the counter's first two rounds depends on the sequence alone and half on the block alone, so that
-// all lanes of a block share it: what is left of them for a sequence and a block is two exclusive ors.
+// Half of the first two rounds depends only on the sequence, and half only on the block, which all lanes
+// share. For each pair of sequence and block only two exclusive ors remain.
 template <class W>
 struct PhiloxSequence {
   W word0, word2, word3;
@@ -45,7 +45,7 @@ class Philox {
             static_cast<std::uint32_t>(odd), static_cast<std::uint32_t>(even) ^ (first_[1] + philox_weyl(1))};
   }
 
-  // A sequence's counter for a block after two rounds, c [4].
+  // c [4]: the counter of a sequence and a block after two rounds.
   FASTLIN_HD FASTLIN_INLINE void start(const PhiloxSequence<W>& sequence, PhiloxBlock block,
                                        W (&c)[4]) const {
     c[0] = sequence.word0 ^ W::set(block.word0);
@@ -54,7 +54,7 @@ class Philox {
     c[3] = sequence.word3;
   }
 
-  // The other rounds of N counters, which the machine works on at the same time: c is then the words.
+  // The other rounds of N independent counters; turns c into the random words.
   template <int N>
   FASTLIN_HD FASTLIN_INLINE void finish(W (&c)[N][4]) const {
     FASTLIN_UNROLL

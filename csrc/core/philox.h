@@ -13,12 +13,12 @@
 //   normals 2i,2i+1  r cos(2 pi u_{2i+1}), r sin(2 pi u_{2i+1})   with r = sqrt(-2 log u_{2i})
 //
 // philox-inl.h has the rounds, normal-inl.h normals in float, chi-inl.h normals and chi variates in double:
-// templates over the lanes, which are vectors on a CPU and numbers on a GPU.
+// templates over the lanes, which are vectors on a CPU and single numbers on a GPU.
 #pragma once
 
 #include <cstdint>
 
-// Before a function that a GPU runs as well: cuda/platform.h says what it is there.
+// Marks a function that a GPU runs as well; the CUDA sources define it as __host__ __device__.
 #ifndef FASTLIN_HD
 #define FASTLIN_HD
 #endif
@@ -28,6 +28,6 @@ namespace fastlin {
 constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxSteps = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxStreams = std::int64_t{1} << 16;
-constexpr std::int64_t kBlocksPerChi = 256;  // of a chi variate: 512 attempts
+constexpr std::int64_t kBlocksPerChi = 256;  // 512 attempts
 
 }  // namespace fastlin

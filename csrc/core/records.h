@@ -1,4 +1,4 @@
-// What is summed up for each task and trial, and what becomes of the sums.
+// The sums that are kept for each task and trial, and the results that they give.
 #pragma once
 
 #include <cstdint>
@@ -8,40 +8,41 @@
 
 namespace fastlin {
 
-// Columns of a record's row; -1 where a sum is not kept.
+// First column of each sum in a row of a record; -1 where the sum is not kept.
 struct Record {
   std::int64_t squares = -1;  // 1: sum of squared errors
   std::int64_t e = -1;        // H m: sum of G (g a), without the prompt
   std::int64_t p = -1;        // t m: dp (stack)
-  std::int64_t q = -1;        // m: sum of r q, which gives dh, and in one layer the prompt its part
-  std::int64_t a = -1;        // H m: sum of g a, for the prompt's part in place of r q
+  std::int64_t q = -1;  // m: sum of r q, for dh, and in one layer for the prompt's part of the gradients
+  std::int64_t a = -1;  // H m: sum of g a, for the prompt's part, in place of r q
   std::int64_t width = 0;
 
   template <class T>
   Record(const Problem<T>& P, const Results<T>& out, bool sums_a = false) {
-    const auto column = [this](bool kept, std::int64_t size) {
-      const std::int64_t first = kept ? width : -1;
-      width += kept ? size : 0;
+    const auto column = [this](bool is_kept, std::int64_t size) {
+      const std::int64_t first = is_kept ? width : -1;
+      width += is_kept ? size : 0;
       return first;
     };
     const bool stack = P.layers > 0, prompted = P.p != nullptr && P.t > 0;
     squares = column(P.has_targets(), 1);
     e = column(out.dv != nullptr, P.H * P.m);
     p = column(stack && prompted && out.dp != nullptr, P.t * P.m);
-    const bool of_prompt = !stack && prompted && (out.dv != nullptr || out.dp != nullptr);
-    q = column(out.dh != nullptr || (of_prompt && !sums_a), P.m);
-    a = column(of_prompt && sums_a, P.H * P.m);
+    const bool needs_prompt = !stack && prompted && (out.dv != nullptr || out.dp != nullptr);
+    q = column(out.dh != nullptr || (needs_prompt && !sums_a), P.m);
+    a = column(needs_prompt && sums_a, P.H * P.m);
   }
 };
 
-// Threads that share a piece of work: one of a CPU, those of a warp of a GPU.
+// The threads that share a loop: one on a CPU; on a GPU those of a warp, with the same members.
 struct Alone {
   static constexpr std::int64_t first = 0, step = 1;
   void sync() const {}
 };
 
-// Writes the results of task k, which has `count` sequences in the whole, for trial r, from its record
-// [width], which is used up. scratch [m]. out.dv is [R, H, K, m] here, shared or not.
+// Writes the results of task k for trial r from its record [width], which it overwrites. `count` is the
+// number of sequences of the task in the whole batch. scratch [m]. out.dv is [R, H, K, m], whether tasks
+// share v or not.
 template <class T, class Team>
 FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const Record& at, std::int64_t k,
                              std::int64_t r, double count, double* record, double* scratch, Team team) {
@@ -60,14 +61,14 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   for (std::int64_t j = team.first; out.dh != nullptr && j < m; j += team.step) {
     out.dh[(r * P.K + k) * m + j] = static_cast<T>(P.last_skip * rq[j]);
   }
-  // In one layer the prompt is the same for all sequences of the task, so that s = scale W' sum r q, the sum
-  // of g a, says all: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
+  // In one layer the prompt is the same for all sequences of the task, so that its gradients need only s =
+  // scale W' sum r q, the sum of g a: dv += sum_t p (p . s), dp = sum_h (p . v) s + (p . s) v.
   const bool sums_a = at.a >= 0, has_prompt = P.layers == 0 && (sums_a || rq != nullptr) && P.t > 0;
   for (std::int64_t h = 0; h < H; ++h) {
     const std::int64_t head = ((r * H + h) * P.K + k) * m;
     const T* v = P.v_of(r * H + h, k);
     double *e = at.e < 0 ? nullptr : record + at.e + h * m, *s = scratch;
-    // Row by row: m sums side by side, where each by itself would wait for its own additions.
+    // Row by row, m independent sums: one sum at a time would wait for each of its additions.
     for (std::int64_t j = team.first; has_prompt && j < m; j += team.step) {
       s[j] = sums_a ? record[at.a + h * m + j] : 0;
     }
@@ -97,15 +98,14 @@ FASTLIN_HD void finish_trial(const Problem<T>& P, const Results<T>& out, const R
   }
 }
 
-// Coefficient of the squared errors of a task in the loss: a share of the weight of its mean, or of the
-// batch.
+// Coefficient of a squared error of task k in the loss: weight / count, or 1 / total.
 template <class T>
 FASTLIN_HD T error_coefficient(const Problem<T>& P, std::int64_t k, double count, double total) {
   if (P.weight == nullptr) return static_cast<T>(1.0 / (total > 1.0 ? total : 1.0));
   return static_cast<T>(count > 0 ? P.weight[k] / count : 0.0);
 }
 
-// The loss of a trial: its tasks' means [K] with their weights, or with their shares of the batch.
+// The loss of a trial: the tasks' means [K], weighted by `weight` or by their shares of the batch.
 template <class T, class Count>
 FASTLIN_HD T weighted_loss(const Problem<T>& P, const T* per_task, Count count, double total) {
   double sum = 0;

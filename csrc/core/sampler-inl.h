@@ -1,7 +1,7 @@
-// Sequences of a task source, V::size at a time: weights beta, a query and its label, and the context as its
-// Gram matrix or as tokens. Which draw is which, and why the Gram matrix has the distribution that it should
-// have, is in fastlin/data: place.py, sources.py, bartlett.py. A Gram matrix of rank r = min(n, d) takes
-// about r d - r^2 / 2 normals, r chi variates and r m^2 / 2 multiply-adds, whatever n is.
+// Draws sequences of a task source, V::size at a time: the weights beta, a query and its label, and the
+// context as a Gram matrix or as tokens. fastlin/data documents which draw is which (place.py, sources.py)
+// and why the Gram matrix has the right distribution (bartlett.py). A Gram matrix of rank r = min(n, d) takes
+// about r d - r^2 / 2 normals, r chi variates and r m^2 / 2 multiply-adds, for any n.
 
 template <class T>
 class Sampler {
@@ -11,7 +11,7 @@ class Sampler {
   enum Section : std::uint32_t { kTask, kBeta, kQuery, kFeatures, kNoise, kFactor, kChi };
 
  public:
-  static constexpr std::int64_t kTokens = 4;  // drawn at a time: whole blocks, whatever d is
+  static constexpr std::int64_t kTokens = 4;  // tokens drawn at a time: they use whole blocks for any d
 
   FASTLIN_HD Sampler(Arena& arena, const Source& source)
       : S(source),
@@ -32,13 +32,13 @@ class Sampler {
     if (!arena.only_counts() && S.feature_factor != nullptr) L::round(S.feature_factor, d * d, factor);
   }
 
-  // Task of sequence i of the call: at random, or in exact shares.
+  // Task of sequence i of the call: random, or in exact shares.
   FASTLIN_HD static std::int64_t task(const Source& S, std::int64_t i, std::uint32_t word) {
     if (S.strata != nullptr) {
       return S.strata[(S.offset + static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(S.period)];
     }
     const double u = (word + 0.5) * 0x1p-32;
-    std::int64_t first = 0, last = S.K - 1;  // the first task whose sum is above u, or the last one
+    std::int64_t first = 0, last = S.K - 1;  // finds the first task whose sum is above u, else the last
     while (first < last) {
       const std::int64_t middle = first + (last - first) / 2;
       if (S.cumulative[middle] > u) {
@@ -50,11 +50,11 @@ class Sampler {
     return first;
   }
 
-  // Takes sequences [lanes] of the call, with their tasks: all those of the first lane when it is `one_task`.
-  // q [m, lanes], y [lanes].
+  // Starts sequences [lanes] of the call with their tasks, and draws q [m, lanes] and y [lanes]. With
+  // `one_task` all lanes have the task of the first.
   FASTLIN_HD void question(const std::int64_t* sequence, const std::int64_t* task, bool one_task, T* q,
                            T* y) {
-    lanes.at(S.offset, sequence);
+    lanes.seek(S.offset, sequence);
     draw_beta(task, one_task);
     const bool noisy = S.noise_std != 0;
     lanes.normals(block(kQuery), d + (noisy ? 1 : 0), normals);
@@ -67,7 +67,7 @@ class Sampler {
     L::put(q, m - 1, V::zero());
   }
 
-  // G [m, m, lanes] of the contexts of these sequences.
+  // Draws the Gram matrices G [m, m, lanes] of the contexts.
   FASTLIN_HD void gram(T* G) {
     const std::int64_t count = constant + rank;
     if (count == 0) {
@@ -91,8 +91,8 @@ class Sampler {
     }
   }
 
-  // Tokens first ... first + count - 1 of these sequences, z [count, m, lanes]; first is a multiple of
-  // kTokens and count at most that.
+  // Draws tokens first ... first + count - 1, z [count, m, lanes]. `first` is a multiple of kTokens, and
+  // count <= kTokens.
   FASTLIN_HD void tokens(std::int64_t first, std::int64_t count, T* z) {
     const std::int64_t blocks = first / 4;
     lanes.normals(block(kFeatures) + static_cast<std::uint32_t>(blocks * d), count * d, normals);
@@ -116,7 +116,7 @@ class Sampler {
     if (S.factors == nullptr) {
       put_on_sphere();
     } else if (one_task) {
-      take_task(task[0]);
+      load_task(task[0]);
       for (std::int64_t i = 0; i < d; ++i) L::put(beta, i, V::broadcast(task_numbers + i));
       product_column(d, d, NumbersAlong<T>{task_numbers + d, d}, Along<T>{normals, 0},
                      ToAlong<T>{beta, 0, T(1), beta});
@@ -128,10 +128,10 @@ class Sampler {
     }
   }
 
-  // Mean and factor of a task as T, [1 + d, d]; those of the last one are kept.
-  FASTLIN_HD void take_task(std::int64_t task) {
-    if (task == task_taken) return;
-    task_taken = task;
+  // Mean and factor of a task as T, [1 + d, d], unless they are loaded already.
+  FASTLIN_HD void load_task(std::int64_t task) {
+    if (task == loaded_task) return;
+    loaded_task = task;
     L::round(S.means + task * d, d, task_numbers);
     L::round(S.factors + task * d * d, d * d, task_numbers + d);
   }
@@ -141,7 +141,8 @@ class Sampler {
     for (std::int64_t i = 0; i < d; ++i) L::put(beta, i, stretch * L::at(normals, i));
   }
 
-  // x [count] of vectors [d], `stride` entries apart: the feature factor times standard normals [count, d].
+  // x = feature factor times standard normals [count, d]; the `count` vectors of x are `stride` entries
+  // apart.
   FASTLIN_HD void to_features(const T* standard, std::int64_t count, T* x, std::int64_t stride) {
     if (S.feature_factor != nullptr) {
       product(d, count, d, NumbersAlong<T>{factor, d}, Along<T>{standard, d}, ToAlong<T>{x, stride});
@@ -150,7 +151,7 @@ class Sampler {
     for (std::int64_t i = 0; i < count; ++i) L::copy(standard + i * d * N, d, x + i * stride * N);
   }
 
-  // The rows of the triangular factor, `stride` entries apart: that of the constant coordinate, then those
+  // Rows of the triangular factor, `stride` entries apart: first that of the constant coordinate, then rows
   // with a chi variate on the diagonal and normals to its right.
   FASTLIN_HD void fill_triangle(T* to, std::int64_t stride) {
     const T* from = normals;
@@ -167,8 +168,8 @@ class Sampler {
     }
   }
 
-  // Labels of rows [count, m] that have their features, and the constant coordinate: `one` in the first
-  // `ones` rows, 0 in the others.
+  // Adds the label to rows [count, m] that have their features, and the constant coordinate: `one` in the
+  // first `ones` rows, 0 in the others.
   FASTLIN_HD void finish_tokens(T* z, std::int64_t count, std::int64_t ones, T one) {
     const V deviation = V::set(static_cast<T>(S.noise_std));
     for (std::int64_t i = 0; i < count; ++i, z += m * N) {
@@ -181,12 +182,12 @@ class Sampler {
 
   const Source& S;
   const std::int64_t d, m;
-  const std::int64_t constant, rank;  // rows of the factor: of the constant coordinate, and below it
+  const std::int64_t constant, rank;  // rows of the factor: for the constant coordinate, and below it
   Lanes<T> lanes;
-  std::int64_t task_taken = -1;
+  std::int64_t loaded_task = -1;
   T* beta;                       // [d]
-  T *normals, *noise, *chi;      // drawn
-  T *rows, *before;              // [constant + rank, m], and their features before the factor
-  T *task_numbers, *task_lanes;  // [1 + d, d] mean and factor: of one task, of the lanes' tasks
-  T* factor;                     // [d, d] of the features
+  T *normals, *noise, *chi;      // random numbers
+  T *rows, *before;              // [constant + rank, m]; [.., d] standard features, before feature_factor
+  T *task_numbers, *task_lanes;  // [1 + d, d] mean and factor: of one task; of each lane's task
+  T* factor;                     // [d, d] feature_factor as T
 };

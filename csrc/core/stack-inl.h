@@ -1,7 +1,8 @@
 // Matrix layers of a stack, on one tile: T = rho I + scale sum_h A_h G C_h, G <- T' G T, q <- T' q, and the
-// reverse mode in the letters of fastlin/backends/eager.py. 2 H + 1.5 products of m x m matrices forward and
-// 4 H + 2.5 in reverse, each m^3 multiply-adds a sequence and none of them horizontal. What the reverse needs
-// (G, T, G T, A_h G, q) is kept: in L1 or L2 for the widths of this field, and cheaper than 3 H + 2 products.
+// reverse mode in the letters of fastlin/backends/eager.py. Forward takes 2 H + 1.5 products of m x m
+// matrices and reverse 4 H + 2.5, each m^3 multiply-adds a sequence, without sums over lanes. G, T, G T, A_h
+// G and q are kept for the reverse: they fit L1 or L2 at the widths of this field, and recomputing them would
+// cost 3 H + 2 products.
 
 template <class T>
 class Layers {
@@ -27,12 +28,12 @@ class Layers {
     sums = arena.take<T>(2 * layers * P.H * square);
   }
 
-  // After these layers: G [m, m], q [m].
+  // G [m, m] and q [m] after these layers.
   FASTLIN_HD const T* last_G() const { return G + P.layers * square; }
   FASTLIN_HD const T* last_q() const { return q + P.layers * m * N; }
   FASTLIN_HD T* first_G() { return G; }
   FASTLIN_HD T* first_q() { return q; }
-  T *Gb = nullptr, *qb;  // gradients of what the next reverse step starts from
+  T *Gb = nullptr, *qb;  // dloss/dG and dloss/dq, input and output of `reverse`
 
   FASTLIN_HD void forward(std::int64_t r) {
     for (std::int64_t l = 0; l < P.layers; ++l) {
@@ -44,7 +45,7 @@ class Layers {
         T* AGl = AG + (l * P.H + h) * square;
         const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
         product(m, m, m, NumbersAlong<T>{A, m}, Across<T>{Gl, m}, ToAcross<T>{AGl, m});
-        // (A G C)' = C' (A G)', so that the broadcast factor is the left one here too.
+        // (A G C)' = C' (A G)', so that the broadcast factor is on the left here too.
         product(m, m, m, NumbersAcross<T>{C, m}, Along<T>{AGl, m}, ToAlong<T>{Tl, m, scale, Tl});
       }
       product(m, m, m, Across<T>{Gl, m}, Across<T>{Tl, m}, ToAcross<T>{GTl, m});
@@ -54,7 +55,7 @@ class Layers {
     }
   }
 
-  // Carries Gb and qb from behind the layers to in front of them, and adds to the lanes' sums of dA and dC.
+  // Carries Gb and qb back through the layers, and adds to the lanes' sums of dA and dC.
   FASTLIN_HD void reverse(std::int64_t r) {
     for (std::int64_t l = P.layers - 1; l >= 0; --l) {
       const T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square, *ql = q + l * m * N;
@@ -70,7 +71,7 @@ class Layers {
         if (out.dC != nullptr) {
           product(m, m, m, Across<T>{AGl, m}, Across<T>{Tb, m}, ToAcross<T>{dC(l, h), m, scale, dC(l, h)});
         }
-        // Tb C', of which dA and the way down both are made.
+        // Tb C', for both dA and Gb.
         product(m, m, m, NumbersAlong<T>{C, m}, Along<T>{Tb, m}, ToAlong<T>{work, m});
         if (out.dA != nullptr) {
           product(m, m, m, Along<T>{work, m}, Across<T>{Gl, m}, ToAcross<T>{dA(l, h), m, scale, dA(l, h)});
@@ -91,7 +92,7 @@ class Layers {
 
   FASTLIN_HD void clear_sums() { L::zero(sums, 2 * P.layers * P.H * m * m); }
 
-  // Adds the lanes' sums of trial r to the block's, dA and dC [R, L - 1, H, m, m].
+  // Adds the lanes' sums of trial r to those of the block, dA and dC [R, L - 1, H, m, m].
   FASTLIN_HD void add_sums(std::int64_t r, double* block_dA, double* block_dC) const {
     const std::int64_t count = P.layers * P.H * m * m;
     if (out.dA != nullptr) L::add_sums(sums, count, block_dA + r * count);

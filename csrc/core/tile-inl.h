@@ -1,5 +1,5 @@
-// Tiles: V::size sequences side by side, one in each lane, so that a token element, a vector or a matrix of
-// all of them is [.., V::size] in memory. No product has a horizontal sum and no width has padding.
+// Tiles: V::size sequences, one in each lane. A number, a vector or a matrix of each sequence is [..,
+// V::size] in memory. No product sums over lanes, and no width needs padding.
 
 template <class T>
 struct Entries {
@@ -55,9 +55,9 @@ struct Entries {
   }
 };
 
-// Operands of products, with entries (k, i). `Across` has those of one k side by side, `Along` those of one
-// i, so that one stride is known when the code is compiled. Strides are in entries: V::size numbers of as
-// many sequences, or one number that is the same for all.
+// Operands of products, with entries (k, i). `Across` stores the entries of one k contiguously, `Along` those
+// of one i, so that one stride is a compile-time constant. Strides count entries. An entry is V::size
+// numbers, one for each sequence; with kNumbers it is one number that all sequences share.
 template <class T, bool kNumbers = false>
 struct Across {
   const T* first;
@@ -81,8 +81,8 @@ using NumbersAcross = Across<T, true>;
 template <class T>
 using NumbersAlong = Along<T, true>;
 
-// Where a product goes: to(i, j) = base(i, j) + factor * product, without base when that is null; they may be
-// one. `Across` is side by side in j, `Along` in i.
+// Destination of a product: to(i, j) = base(i, j) + factor * product; a null base is zero, and base may equal
+// the destination. `ToAcross` is contiguous in j, `ToAlong` in i.
 template <class T, bool kAcross>
 struct To {
   T* first;
@@ -99,7 +99,7 @@ using ToAcross = To<T, true>;
 template <class T>
 using ToAlong = To<T, false>;
 
-// A product that is known to be symmetric, m x m: its lower triangle is computed, and mirrored.
+// An m x m product that is symmetric: computes its lower triangle and mirrors it.
 template <class T, class A, class B>
 FASTLIN_HD void symmetric_product(std::int64_t m, std::int64_t count, const A& a, const B& b,
                                   const ToAcross<T>& to) {

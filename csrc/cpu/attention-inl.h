@@ -1,14 +1,15 @@
-// Losses, predictions and their gradients, CPU. A block of sequences in chunks, a chunk for all trials:
+// Losses, predictions and their gradients, CPU. A block of sequences is cut into chunks; all trials run on a
+// chunk:
 //   a = W' q     c = P v + G v     yhat = scale sum_h a . c + rho q . h     g = scale r
 //   dW = sum g q c'     dv = sum G (g a) + P sum g a     dh = sum rho r q
 //   qb = rho r h + g W c     Gb = g sym(a v')
 // with r = dloss/dyhat and the prompt P = sum_t p p'. In one layer P is the same for all sequences of a task:
-// its part of c is made once a run, its part of the gradients when the task is finished, from the sum of r q,
-// since a = W' q (records.h). A stack has it in G. Lanes are sequences (tile-inl.h): 4 m^2 multiply-adds a
-// trial and sequence, beside the context's.
+// its part of c is computed once a run, its part of the gradients when the task is finished, from the sum of
+// r q, since a = W' q (records.h). A stack adds it to G. Lanes are sequences (tile-inl.h): 4 m^2
+// multiply-adds for each trial and sequence, besides those of the context.
 //
-// Trials are taken in groups, a few tiles at a time, so that a Gram matrix in L1 serves the group. The
-// vectors of a group are its trials' heads, one after the other.
+// Trials run in groups, a few tiles at a time, so that the whole group uses a Gram matrix while it is in L1.
+// The vectors of a group are the heads of its trials, one after the other.
 
 template <class T>
 class Worker {
@@ -56,9 +57,10 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // The block's sums over all tasks go to `matrices`, those of its first and last task, if it shares them
-  // with its neighbours, to `end_records` [2, R, width].
-  void block(std::int64_t index, double* matrices, double* end_records, Ends& ends, Stop& stop, int thread) {
+  // Writes the block's sums over all tasks to `matrices`, and the records of its first and last task, if it
+  // shares them with its neighbours, to `end_records` [2, R, width].
+  void block(std::int64_t index, double* matrices, double* end_records, BoundaryTasks& shared_tasks,
+             Stop& stop, int thread) {
     const std::int64_t begin = index * plan.block_size;
     const std::int64_t end = std::min(P.B, begin + plan.block_size);
     block_dW = matrices;
@@ -66,44 +68,44 @@ class Worker {
     block_dC = block_dA + (out.dA != nullptr ? P.R * P.layers * P.H * m * m : 0);
     std::fill_n(matrices, plan.matrices, 0.0);
     const std::int64_t size = P.R * at.width, step = plan.tiles * N;
-    std::int64_t open = -1;  // task whose record, the first, goes on in the next chunk
+    std::int64_t open = -1;  // task of the first record, which continues in the next chunk
     for (std::int64_t first = begin; first < end; first += step) {
-      chunk.take(first, std::min(end, first + step));
+      chunk.load(first, std::min(end, first + step));
       if (open >= 0 && open != chunk.run_task[0]) {
-        close(begin, end, open, records, end_records, ends);
+        close_task(begin, end, open, records, end_records, shared_tasks);
         open = -1;
       }
       std::fill(records + (open >= 0 ? size : 0), records + chunk.runs * size, 0.0);
-      if (!work(stop, thread)) return;
+      if (!run_chunk(stop, thread)) return;
       for (std::int64_t i = 0; i + 1 < chunk.runs; ++i) {
-        close(begin, end, chunk.run_task[i], records + i * size, end_records, ends);
+        close_task(begin, end, chunk.run_task[i], records + i * size, end_records, shared_tasks);
       }
       open = chunk.run_task[chunk.runs - 1];
       if (chunk.runs > 1) std::copy_n(records + (chunk.runs - 1) * size, size, records);
     }
-    if (open >= 0) close(begin, end, open, records, end_records, ends);
+    if (open >= 0) close_task(begin, end, open, records, end_records, shared_tasks);
   }
 
  private:
-  // Finishes a task that lies in this block alone; else its record waits for those of the neighbours.
-  void close(std::int64_t begin, std::int64_t end, std::int64_t task, double* record, double* end_records,
-             Ends& ends) {
+  // Finishes a task that lies only in this block; otherwise stores its record for join_boundary_records.
+  void close_task(std::int64_t begin, std::int64_t end, std::int64_t task, double* record,
+                  double* end_records, BoundaryTasks& shared_tasks) {
     const bool starts = plan.by_task.start[task] >= begin, stops = plan.by_task.start[task + 1] <= end;
     if (starts && stops) {
       finish_task(plan, out, task, record);
       return;
     }
     const std::int64_t size = P.R * at.width;
-    (starts ? ends.last : ends.first) = task;
+    (starts ? shared_tasks.last : shared_tasks.first) = task;
     std::copy_n(record, size, end_records + (starts ? size : 0));
   }
 
-  // Returns false when the call is to stop, which is asked for every few tiles.
-  bool work(Stop& stop, int thread) {
+  // Returns false if the call must stop, which it polls every few tiles.
+  bool run_chunk(Stop& stop, int thread) {
     for (std::int64_t tile = 0; !streamed && tile < chunk.tiles; ++tile) {
-      if (stop.now(thread)) return false;
+      if (stop.requested(thread)) return false;
       form_gram(tile);
-      if (plan.lane_trials > 0) lane_trials.take(tile, gram_of(tile));
+      if (plan.lane_trials > 0) lane_trials.load_tile(tile, gram_of(tile));
     }
     if (plan.lane_trials > 0 && !lane_trials.run(records, block_dW, stop, thread)) return false;
     data.clear();
@@ -140,9 +142,9 @@ class Worker {
 
   bool run_trials(Stop& stop, int thread) {
     if (reverses) layers.clear_sums();
-    std::int64_t range = 0;  // the tile whose tasks, lane by lane, the sums belong to
+    std::int64_t range = 0;  // first tile of those whose lanes have the tasks of the sums
     for (std::int64_t part = 0; part < chunk.tiles; part += plan.tiles_at_once) {
-      if (stop.now(thread)) return false;
+      if (stop.requested(thread)) return false;
       const std::int64_t end = std::min(chunk.tiles, part + plan.tiles_at_once);
       first_tile = part;
       if (!stack) project(part, end - part, chunk.q + part * m * N);
@@ -173,7 +175,7 @@ class Worker {
   T* gc_of(std::int64_t tile, std::int64_t vector) { return gc + (tile * vectors + vector) * m * N; }
   const T* query(std::int64_t tile) const { return (stack ? last_q : chunk.q) + tile * m * N; }
 
-  // a = W' q for some tiles.
+  // a = W' q of `tiles` tiles, starting at `tile`.
   void project(std::int64_t tile, std::int64_t tiles, const T* q) {
     for (std::int64_t i = 0; i < vectors; ++i) {
       const T* W = P.W + (first_trial * P.H + i) * m * m;
@@ -181,8 +183,8 @@ class Worker {
     }
   }
 
-  // What the tasks of a tile's lanes say, for it and for those after it until they change: v, h, p, and in
-  // one layer the prompt's part of c.
+  // Loads v, h, p of the tasks of a tile's lanes, and in one layer the prompt's part of c. They serve the
+  // next tiles too, until the tasks change.
   void load_parameters(std::int64_t tile) {
     const std::int64_t r = first_trial;
     for (std::int64_t i = 0; i < trials; ++i) {
@@ -215,7 +217,7 @@ class Worker {
 
   const T* matrix_of(std::int64_t tile) { return stack ? layers.last_G() : gram_of(tile); }
 
-  // c of all vectors and, when tokens are streamed and heads are trained, e = G a as well.
+  // c of all vectors, and e = G a if tokens are streamed and dv is wanted.
   void apply(std::int64_t tile) {
     if (!streamed) {
       product(m, vectors, m, Across<T>{matrix_of(tile), m}, Along<T>{v, m}, ToAlong<T>{c, m, T(1), base});
@@ -242,7 +244,7 @@ class Worker {
     Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vi, ai, ci, ei, scratch);
   }
 
-  // The last layer of one tile: predictions, errors, and all gradients but dW.
+  // The last layer of one tile: predictions, errors, and all gradients except dW.
   void head(std::int64_t tile) {
     const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
     apply(tile);
@@ -278,11 +280,11 @@ class Worker {
     }
   }
 
-  // How the heads' gradients are made: not at all, from e, or from G and g a.
+  // Where dv comes from: it is not wanted, from e, or from G and g a.
   enum class Heads { kNone, kStreamed, kFormed };
 
-  // g c of all vectors, and the sums of g e, or g a in place of e. Members are copied: a store of vectors
-  // could change them, for all that the compiler knows.
+  // g c of all vectors, and the sums of g e, or g a in place of e. Works on copies of the members: the
+  // compiler must assume that a store of a vector changes them.
   template <Heads kHeads>
   void scale_vectors(std::int64_t tile, V scale) {
     const std::int64_t count = m, heads = P.H, all = trials, width = at.width * N, length = m * N;
@@ -303,7 +305,7 @@ class Worker {
     }
   }
 
-  // The sums of G (g a), from g a in e.
+  // Adds to the sums of G (g a), from g a in e.
   void add_to_heads(std::int64_t tile) {
     const Across<T> G{matrix_of(tile), m};
     T* sum = sums + at.e * N;
@@ -316,7 +318,7 @@ class Worker {
     }
   }
 
-  // r = dloss/dyhat of the lanes; squared errors go to the sums.
+  // Returns r = dloss/dyhat of the lanes, and adds squared errors to the sums.
   V error(std::int64_t r, std::int64_t tile, V yhat, T* sum) {
     if (P.has_targets()) {
       const V difference = yhat - L::at(chunk.y, tile);
@@ -351,7 +353,7 @@ class Worker {
     }
   }
 
-  // A stack takes its trials one by one.
+  // Called with one trial at a time: a stack has no groups.
   void reverse_layers(std::int64_t tile, V g, T* sum) {
     L::zero(layers.Gb, m * m);
     for (std::int64_t vector = 0; vector < P.H; ++vector) {
@@ -365,7 +367,8 @@ class Worker {
     data.add_matrix(tile, layers.Gb);
   }
 
-  // Adds the sums over tiles of the same tasks to the records: of one task, or of each lane's.
+  // Adds the sums over tiles [tile, end) of the same tasks to the records of one task, or of each lane's
+  // task.
   void add_to_records(std::int64_t tile, std::int64_t end) {
     if (at.q >= 0) {
       product(m, trials, end - tile, Across<T>{query(tile), m},
@@ -387,7 +390,7 @@ class Worker {
     return records + (run * P.R + first_trial + i) * at.width;
   }
 
-  // dW of all vectors, a few rows at a time: 16 KiB of lanes' sums are added up while they are in L1.
+  // dW of all vectors, a few rows at a time: the 16 KiB of lanes' sums stay in L1 until they are added up.
   void add_dW() {
     for (std::int64_t i = 0; i < vectors; ++i) {
       double* block = block_dW + (first_trial * P.H + i) * m * m;
@@ -411,9 +414,9 @@ class Worker {
   DataGradients<T> data;
   LaneTrials<T> lane_trials;
   std::optional<Sampler<T>> sampler;
-  std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the group at work
-  std::int64_t dW_rows = 0;                               // summed up at a time
-  std::int64_t first_tile = 0;                            // of those at work
+  std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the current group
+  std::int64_t dW_rows = 0;                               // rows of dW at a time
+  std::int64_t first_tile = 0;                            // of the current part
   T* G;                                                   // [tiles, m, m]
   T* v;                                                   // [vectors, m]
   T* a;                                                   // [tiles at once, vectors, m]
@@ -421,7 +424,7 @@ class Worker {
   T *c, *e;                                               // [vectors, m]; e holds g a when G is formed
   T* gc;                                                  // [tiles, vectors, m]: g c
   T *h, *p;                                               // [trials, m], [trials, t, m] by the lanes' tasks
-  T* last_q;                                              // [tiles, m] behind the matrix layers
+  T* last_q;                                              // [tiles, m] after the matrix layers
   T* sums;                                                // [trials, width]
   T* residuals;                                           // [tiles, trials]: dloss/dyhat
   T* dW;                                                  // [rows, m]

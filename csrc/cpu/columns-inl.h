@@ -1,17 +1,17 @@
-// One layer of one trial and one head: lanes are columns. Everything that a sequence has, its query, a, c and
-// e, is Q vectors of fours of columns as in quads-inl.h, next to those of the other sequences of its group,
-// so that nothing is transposed. The letters are those of attention-inl.h.
-//   a = W' q: a row of W times its element of q, which is spread over the four lanes
+// One layer of one trial and one head: lanes are columns. The query, a, c and e of a sequence are Q quads of
+// columns, as in quads-inl.h. A vector holds the same quad of each sequence of a group, so that nothing is
+// transposed. The letters are those of attention-inl.h.
+//   a = W' q: each row of W times its element of q, spread over the four lanes of a quad
 //   c = P v + G v, e = G a: streamed (Quads)     yhat = scale a . c + rho q . h     g = scale r
-//   dW = sum q (g c)': lanes of a column are added up at the end of a chunk
-//   g e, g a, r q and the squared error of each sequence: added up by task (columns_by_task-inl.h)
+//   dW = sum q (g c)': the rows of a vector are added up at the end of a chunk
+//   columns_by_task-inl.h adds up g e, g a, r q and the squared error of each sequence by task
 //
-// Sequences are taken as they lie in memory, whatever their tasks: each row of a group has the v and the
-// prompt of its own. In the order of tasks, where one sequence is 2 kB and the next one anywhere, the same
-// work takes 1.1 to 1.2 times as long from L3 and 1.3 to 2.5 times from memory.
+// Sequences run in memory order, not in the order of tasks: each row of a group has the v and the prompt of
+// its own task. In the order of tasks the next sequence, of 2 kB, may be anywhere: the same work takes 1.1
+// to 1.2 times as long from L3 and 1.3 to 2.5 times from memory.
 //
-// Without tokens, m = 11 on one thread of Zen 4, a sequence takes 17 ns for 25 with sequences in lanes, where
-// queries, a, c and e of a tile go through transposes.
+// Without tokens, at m = 11 on one thread of Zen 4, a sequence takes 17 ns, against 25 ns with sequences in
+// lanes, which must transpose the queries, a, c and e of a tile.
 
 template <class T>
 class Columns {
@@ -43,9 +43,9 @@ class Columns {
     scratch = arena.take<T>(2 * Q * N * Tokens<T>::depth(P.n, Tokens<T>::kLeaf));
   }
 
-  // Sequences begin ... end - 1: dW is added to block_dW [m, m]; by_task.group<Q>(first, rows, sums) gets the
-  // sums [quads_of_sums, N] of each group, and by_task.end_chunk() is called after those of a chunk. Returns
-  // false when the call is to stop.
+  // Runs sequences begin ... end - 1. Adds dW to block_dW [m, m]. Calls by_task.group<Q>(first, rows, sums)
+  // with the sums [quads_of_sums, N] of each group, and by_task.end_chunk() after each chunk. Returns false
+  // if the call must stop.
   template <class S>
   bool run(std::int64_t begin, std::int64_t end, double* block_dW, Stop& stop, int thread, S& by_task) {
     const std::int64_t step = plan.tiles * N;
@@ -58,9 +58,10 @@ class Columns {
   }
 
  private:
-  static constexpr std::int64_t kAtOnce = ColumnParameters<T>::kAtOnce;  // groups on their way
+  static constexpr std::int64_t kAtOnce =
+      ColumnParameters<T>::kAtOnce;  // groups between their tokens and their sums
 
-  // Q quads, or fewer.
+  // Dispatches to kQ == Q, from the widest down.
   template <int kQ, class S>
   bool chunk(double* block_dW, Stop& stop, int thread, S& by_task) {
     if constexpr (kQ > 1) {
@@ -70,7 +71,7 @@ class Columns {
       parameters.template lay_out<kQ>(P.W + i * m, W + i * 4 * kQ);
     }
     W_is_laid_out = true;
-    take_targets();
+    load_targets();
     std::int64_t group = 0;
     for (; group + 2 <= groups; group += 2) project<kQ, 2>(group);
     if (group < groups) project<kQ, 1>(group);
@@ -79,17 +80,17 @@ class Columns {
     }
     by_task.end_chunk();
     for (std::int64_t quad = 0; out.dW != nullptr && quad < Q; ++quad) add_dW<kQ>(quad, block_dW);
-    return !stop.now(thread);
+    return !stop.requested(thread);
   }
 
-  // The tokens of a group, the errors of the one before, the sums of the one before that: none waits for what
-  // was just stored. A sequence takes 17 ns beside its tokens, and 20 with one group at a time. All tokens of
-  // a chunk before all errors would be 15, but nothing comes from memory meanwhile: 1.07 times as long with
-  // two tasks and 1.25 with 10,000, n = 20.
+  // Software pipeline: the tokens of a group, the errors of the group before, the sums of the one before
+  // that. No step waits for what was just stored: besides its tokens a sequence takes 17 ns, and 20 ns with
+  // one group at a time. All tokens of a chunk before all errors would take 15 ns, but would not overlap with
+  // reads from memory: 1.07 times as long in all with two tasks and 1.25 times with 10,000, n = 20.
   template <int kQ, bool kE, class S>
   bool pass(Stop& stop, int thread, S& by_task) {
-    // Within some 100,000 tokens.
-    const std::int64_t asks_after = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
+    // Polls the interrupt about every 100,000 tokens.
+    const std::int64_t poll_interval = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
     const auto errors = [this](std::int64_t group) {
       if (rows_of(group) == kRows) {
         head<kQ, kE, true>(group);
@@ -97,30 +98,30 @@ class Columns {
         head<kQ, kE, false>(group);
       }
     };
-    const auto pass_on = [&](std::int64_t group) {
+    const auto add_sums = [&](std::int64_t group) {
       by_task.template group<kQ>(first + group * kRows, rows_of(group), sums_of(group));
     };
     for (std::int64_t group = 0; group < groups; ++group) {
-      if (group % asks_after == 0 && stop.now(thread)) return false;
-      parameters.template take<kQ>(group, [&](int row) { return task_of(group, row); });
+      if (group % poll_interval == 0 && stop.requested(thread)) return false;
+      parameters.template load_group<kQ>(group, [&](int row) { return task_of(group, row); });
       context<kQ, kE>(group);
       if (group > 0) errors(group - 1);
-      if (group > 1) pass_on(group - 2);
+      if (group > 1) add_sums(group - 2);
     }
     errors(groups - 1);
-    if (groups > 1) pass_on(groups - 2);
-    pass_on(groups - 1);
+    if (groups > 1) add_sums(groups - 2);
+    add_sums(groups - 1);
     return true;
   }
 
   T* sums_of(std::int64_t group) const { return sums + group % kAtOnce * plan.quads_of_sums * N; }
 
-  // Targets, or the gradients that come from above, four times each.
-  void take_targets() {
-    const T* given = P.has_targets() ? P.y : P.gy;
-    if (given == nullptr) return;
+  // Targets, or gradients of the predictions, four times each: one for each lane of a quad.
+  void load_targets() {
+    const T* values = P.has_targets() ? P.y : P.gy;
+    if (values == nullptr) return;
     for (std::int64_t i = 0; i < count; ++i) {
-      const T value = given[first + i];
+      const T value = values[first + i];
       for (int j = 0; j < 4; ++j) targets[4 * i + j] = value;
     }
     std::fill_n(targets + 4 * count, 4 * kRows, T(0));
@@ -129,7 +130,7 @@ class Columns {
   std::int64_t rows_of(std::int64_t group) const {
     return std::min<std::int64_t>(kRows, count - group * kRows);
   }
-  // The sequence of a row; a row without one repeats the chunk's last.
+  // The sequence of a row; a row without one repeats the last sequence of the chunk.
   std::int64_t sequence(std::int64_t group, int row) const {
     return first + std::min(group * kRows + row, count - 1);
   }
@@ -137,21 +138,21 @@ class Columns {
     return P.task == nullptr ? 0 : P.task[sequence(group, row)];
   }
 
-  // A vector without the rows that have no sequence, which repeat another one.
-  static V keep(V value, std::int64_t rows) {
+  // Zeroes the rows that have no sequence.
+  static V keep_rows(V value, std::int64_t rows) {
     T lanes[N];
     value.store(lanes);
     std::fill(lanes + 4 * rows, lanes + N, T(0));
     return V::load(lanes);
   }
 
-  // q and a = W' q of some groups.
+  // Loads q and computes a = W' q of kGroups groups.
   template <int kQ, int kGroups>
   void project(std::int64_t group) {
     V as[kGroups][kQ];
     FASTLIN_UNROLL
     for (int g = 0; g < kGroups; ++g) {
-      take_query<kQ>(group + g);
+      load_query<kQ>(group + g);
       FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j) as[g][j] = V::zero();
     }
@@ -171,18 +172,18 @@ class Columns {
   }
 
   template <int kQ>
-  void take_query(std::int64_t group) {
+  void load_query(std::int64_t group) {
     const T* rows[kRows];
     for (int k = 0; k < kRows; ++k) rows[k] = P.q + sequence(group, k) * P.q_batch;
-    const std::int64_t here = rows_of(group);
+    const std::int64_t count = rows_of(group);
     FASTLIN_UNROLL
     for (int j = 0; j < kQ; ++j) {
       const V value = V::load_quads(rows, j + 1 < kQ ? 4 * j : m - 4);
-      L::put(q, group * kQ + j, here < kRows ? keep(value, here) : value);
+      L::put(q, group * kQ + j, count < kRows ? keep_rows(value, count) : value);
     }
   }
 
-  // Adds element kJ of a quad of q times its row of W.
+  // Adds element kJ of a quad of q times the next row of W.
   template <int kJ, int kQ, int kGroups>
   FASTLIN_INLINE void add_row(const T* qs, const T*& row, V (&as)[kGroups][kQ]) const {
     V with[kGroups];
@@ -197,7 +198,7 @@ class Columns {
     row += 4 * kQ;
   }
 
-  // The tokens of a group, and those that are read after them.
+  // The tokens of a group, and the tokens to prefetch.
   typename Groups::Rows tokens_of(std::int64_t group, std::int64_t begin, std::int64_t end) const {
     typename Groups::Rows rows{{}, {}, P.x_row, end - begin, m};
     for (int k = 0; k < kRows; ++k) {
@@ -208,19 +209,19 @@ class Columns {
     return rows;
   }
 
-  // c and e of a group, the latter where its sums will be.
+  // c and e of a group; e goes where its sums will be.
   template <int kQ, bool kE>
   void context(std::int64_t group) {
     T *to_c = c + group * kQ * N, *to_e = sums_of(group) + N;
     if (P.n > 0) {
       stream<kQ, kE>(group, 0, P.n, to_c, to_e, scratch);
-    } else {  // no tokens, no address
+    } else {  // without tokens there is no address
       L::zero(to_c, kQ);
       if (kE) L::zero(to_e, kQ);
     }
   }
 
-  // The same of tokens begin ... end - 1.
+  // The same for tokens begin ... end - 1.
   template <int kQ, bool kE>
   void stream(std::int64_t group, std::int64_t begin, std::int64_t end, T* to_c, T* to_e, T* free) {
     if (end - begin <= Tokens<T>::kLeaf) {
@@ -235,8 +236,8 @@ class Columns {
     if (kE) L::add(to_e, free + kQ * N, kQ);
   }
 
-  // Predictions and errors of a group: g c, and the sums of its rows, among them those of e, where it is. A
-  // group that is not whole has rows without a sequence.
+  // Predictions and errors of a group, g c, and the sums of its rows; those of e overwrite e. A group that is
+  // not whole has rows without a sequence.
   template <int kQ, bool kE, bool kWhole>
   void head(std::int64_t group) {
     const T *qs = q + group * kQ * N, *as = a + group * kQ * N;
@@ -260,8 +261,8 @@ class Columns {
     if (!kWhole) {
       FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j) {
-        cs[j] = keep(cs[j], rows_of(group));
-        if (kE) es[j] = keep(es[j], rows_of(group));
+        cs[j] = keep_rows(cs[j], rows_of(group));
+        if (kE) es[j] = keep_rows(es[j], rows_of(group));
       }
     }
     V attended = L::at(as, 0) * cs[0];
@@ -289,7 +290,7 @@ class Columns {
     }
   }
 
-  // x . y, in all lanes of a quad; one of them has zeros in the columns that two quads share.
+  // x . y in all lanes of a quad; x or y has zeros in the columns that two quads share.
   template <int kQ>
   FASTLIN_INLINE static V dot(const T* x, const T* y) {
     V sum = L::at(x, 0) * L::at(y, 0);
@@ -298,22 +299,22 @@ class Columns {
     return V::sum_quads(sum);
   }
 
-  // r = dloss/dyhat of the rows; squared errors are the first of the sums.
+  // Returns r = dloss/dyhat of the rows; squared errors are the first of the sums.
   template <bool kWhole>
   FASTLIN_INLINE V error(std::int64_t group, V yhat) const {
     T* squares = sums_of(group);
     L::put(squares, 0, V::zero());
     if (!P.has_targets() && P.gy == nullptr) return V::zero();
-    V target = V::load(targets + group * N), share = V::load(parameters.share(group));
+    V target = V::load(targets + group * N), coefficient = V::load(parameters.coefficient(group));
     if (!kWhole) {
-      yhat = keep(yhat, rows_of(group));
-      target = keep(target, rows_of(group));
-      share = keep(share, rows_of(group));
+      yhat = keep_rows(yhat, rows_of(group));
+      target = keep_rows(target, rows_of(group));
+      coefficient = keep_rows(coefficient, rows_of(group));
     }
     if (!P.has_targets()) return target;
     const V difference = yhat - target;
     L::put(squares, 0, difference * difference);
-    return (difference + difference) * share;
+    return (difference + difference) * coefficient;
   }
 
   void scatter_yhat(std::int64_t group, V yhat) {
@@ -322,7 +323,7 @@ class Columns {
     for (int k = 0; k < rows_of(group); ++k) out.yhat[sequence(group, k)] = lanes[4 * k];
   }
 
-  // to [m] += the sums over the rows of a group of vectors [Q, lanes].
+  // to [m] += vectors [Q, lanes], summed over the rows of a group.
   void add_rows(const T* vectors, double* to) const {
     for (std::int64_t quad = 0; quad < Q; ++quad) {
       double sum[4] = {};
@@ -334,7 +335,7 @@ class Columns {
     }
   }
 
-  // The rows of dW that a quad of q has.
+  // Adds the rows of dW that belong to a quad of q.
   template <int kQ>
   void add_dW(std::int64_t quad, double* block_dW) const {
     V sum[4][kQ];
@@ -345,14 +346,14 @@ class Columns {
     }
     const T *qs = q + quad * N, *scaled = c;
     for (std::int64_t group = 0; group < groups; ++group, qs += kQ * N, scaled += kQ * N) {
-      const V here = V::load(qs);
-      const V rows[4] = {V::template spread<0>(here), V::template spread<1>(here),
-                         V::template spread<2>(here), V::template spread<3>(here)};
+      const V quad_of_q = V::load(qs);
+      const V rows[4] = {V::template spread<0>(quad_of_q), V::template spread<1>(quad_of_q),
+                         V::template spread<2>(quad_of_q), V::template spread<3>(quad_of_q)};
       FASTLIN_UNROLL
       for (int j = 0; j < kQ; ++j) {
-        const V of_c = L::at(scaled, j);
+        const V gc = L::at(scaled, j);
         FASTLIN_UNROLL
-        for (int i = 0; i < 4; ++i) sum[i][j] = fma(rows[i], of_c, sum[i][j]);
+        for (int i = 0; i < 4; ++i) sum[i][j] = fma(rows[i], gc, sum[i][j]);
       }
     }
     const std::int64_t column = Groups::column(quad, m);
@@ -372,7 +373,7 @@ class Columns {
   const std::int64_t m, Q;
   const bool gradients;
   const T factor;                                 // scale
-  std::int64_t first = 0, count = 0, groups = 0;  // the chunk: its first sequence, how many, in groups
+  std::int64_t first = 0, count = 0, groups = 0;  // the chunk: first sequence, number of sequences, of groups
   bool W_is_laid_out = false;
   ColumnParameters<T> parameters;
   T* W;        // [m, Q, 4]

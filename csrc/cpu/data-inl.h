@@ -1,7 +1,6 @@
-// Gradients of the data of a chunk, summed over trials: dq = qb (+ 2 Gb q when the query is seen), dG = Gb,
-// dz = 2 Gb z. One layer that streams its tokens has Gb = g sym(a v') of few vectors, which are kept and
-// applied to the tokens at the end, 4 n m multiply-adds each; otherwise Gb is formed, and dz costs n m^2
-// once.
+// Gradients of the data of a chunk, summed over trials: dq = qb (+ 2 Gb q with see_query), dG = Gb, dz = 2 Gb
+// z. When one layer streams its tokens, Gb = g sym(a v') comes from few vectors: they are stored and applied
+// to the tokens at the end, 4 n m multiply-adds each. Otherwise Gb is formed, and dz costs n m^2 once.
 
 template <class T>
 class DataGradients {
@@ -15,26 +14,26 @@ class DataGradients {
         out(out),
         chunk(chunk),
         m(plan.problem.m),
-        forms(out.dx != nullptr && plan.path != Path::kStreamed),
-        keeps(out.dx != nullptr && plan.path == Path::kStreamed) {
+        forms_G(out.dx != nullptr && plan.path != Path::kStreamed),
+        stores_pairs(out.dx != nullptr && plan.path == Path::kStreamed) {
     dq = arena.take<T>(out.dq != nullptr ? plan.tiles * m * N : 0);
-    dG = arena.take<T>(forms ? plan.tiles * m * m * N : 0);
-    pairs = arena.take<T>(keeps ? plan.tiles * P.R * P.H * 2 * m * N : 0);
+    dG = arena.take<T>(forms_G ? plan.tiles * m * m * N : 0);
+    pairs = arena.take<T>(stores_pairs ? plan.tiles * P.R * P.H * 2 * m * N : 0);
     tokens = arena.take<T>(out.dx != nullptr ? 2 * Tokens<T>::group(m) * m * N : 0);
   }
 
   void clear() {
     if (out.dq != nullptr) L::zero(dq, chunk.tiles * m);
-    if (forms) L::zero(dG, chunk.tiles * m * m);
+    if (forms_G) L::zero(dG, chunk.tiles * m * m);
   }
 
-  // The part of a trial that does not go through G.
+  // Adds the part of a trial that does not go through G.
   void add_query(std::int64_t tile, const T* qb) { L::add(dq + tile * m * N, qb, m); }
 
-  // The part that goes through G, of one vector of one layer.
+  // Adds the part that goes through G, for one vector of one layer.
   void add_vectors(std::int64_t tile, std::int64_t vector, V g, const T* a, const T* v) {
-    if (forms) L::add_rank_two(g, a, v, m, dG + tile * m * m * N);
-    if (keeps) {
+    if (forms_G) L::add_rank_two(g, a, v, m, dG + tile * m * m * N);
+    if (stores_pairs) {
       T* pair = pairs + (tile * P.R * P.H + vector) * 2 * m * N;
       for (std::int64_t j = 0; j < m; ++j) L::put(pair, j, g * L::at(a, j));
       std::copy_n(v, m * N, pair + m * N);
@@ -44,9 +43,9 @@ class DataGradients {
     }
   }
 
-  // The part that goes through G, of a trial of a stack.
+  // Adds the part that goes through G, for a trial of a stack.
   void add_matrix(std::int64_t tile, const T* Gb) {
-    if (forms) L::add(dG + tile * m * m * N, Gb, m * m);
+    if (forms_G) L::add(dG + tile * m * m * N, Gb, m * m);
     if (out.dq == nullptr || !P.see_query) return;
     T* to = dq + tile * m * N;
     product(m, 1, m, Across<T>{Gb, m}, Along<T>{chunk.q + tile * m * N, 0}, ToAlong<T>{to, 0, T(2), to});
@@ -73,13 +72,13 @@ class DataGradients {
 
  private:
   void store_tokens(std::int64_t tile, T* const* rows, int lanes) {
-    const Tokens<T> of_tile{chunk.x + tile * N, nullptr, P.x_row, P.n, m};
+    const Tokens<T> source{chunk.x + tile * N, nullptr, P.x_row, P.n, m};
     const std::int64_t group = Tokens<T>::group(m);
     T *z = tokens, *dz = tokens + group * m * N;
     for (std::int64_t first = 0; first < P.n; first += group) {
       const std::int64_t count = std::min(group, P.n - first);
-      of_tile.load(first, count, z);
-      if (forms) {
+      source.load(first, count, z);
+      if (forms_G) {
         product(m, count, m, Across<T>{dG + tile * m * m * N, m}, Along<T>{z, m}, ToAlong<T>{dz, m, T(2)});
       } else {
         L::zero(dz, count * m);
@@ -98,7 +97,7 @@ class DataGradients {
   const Results<T>& out;
   const Chunk<T>& chunk;
   const std::int64_t m;
-  const bool forms, keeps;
+  const bool forms_G, stores_pairs;
   T* dq;      // [tiles, m]
   T* dG;      // [tiles, m, m]
   T* pairs;   // [tiles, R, H, 2, m]: g a, v

@@ -1,14 +1,14 @@
-// Random arrays: V::size rows side by side, then transposed. Rows go to threads in fixed blocks, and a number
-// depends on its own row and column alone.
+// Random arrays: V::size rows are drawn in lanes, then transposed. Threads share the rows in fixed blocks. A
+// number depends only on its row and column.
 
 template <class T>
 class Filler {
   using L = Tile<T>;
   static constexpr std::int64_t N = L::N;
-  static constexpr std::int64_t kColumns = 64;  // of a tile: 4 KB or less
+  static constexpr std::int64_t kColumns = 64;  // columns of a tile: 4 KB or less
 
  public:
-  static constexpr std::int64_t kRows = 64;  // of a block
+  static constexpr std::int64_t kRows = 64;  // rows of a block
   enum class Kind { kUniform, kNormal, kChi };
 
   Filler(Kind kind, T* out, const std::int64_t* freedom, std::int64_t rows, std::int64_t columns,
@@ -34,12 +34,12 @@ class Filler {
     std::int64_t sequences[N];
     T* to[N];
     for (int l = 0; l < N; ++l) {
-      // Lanes beyond the last row draw its numbers once more and write nothing.
+      // Lanes beyond the last row repeat its numbers and write nothing.
       const std::int64_t row = first + std::min(l, count - 1);
       sequences[l] = row;
       to[l] = out_ + row * columns_;
     }
-    lanes.at(draws_.offset, sequences);
+    lanes.seek(draws_.offset, sequences);
     T tile[kColumns * N];
     for (std::int64_t j = 0; j < columns_; j += kColumns) {
       const std::int64_t width = std::min(kColumns, columns_ - j);
@@ -90,16 +90,16 @@ void fill_chi(T* out, const std::int64_t* freedom, std::int64_t rows, std::int64
   fill(Filler<T>(Filler<T>::Kind::kChi, out, freedom, rows, slots, draws), rows, threads);
 }
 
-// Normals of given words, which no seed could be asked for.
+// Normals of chosen words: no seed is known to give the extreme ones.
 template <class T>
 void box_muller_pairs(const std::uint32_t* words, std::int64_t pairs, T* out) {
   constexpr int N = Vec<T>::size;
   for (std::int64_t i = 0; i < pairs; i += N) {
     const int count = static_cast<int>(std::min<std::int64_t>(N, pairs - i));
-    std::uint64_t given[2][N] = {};
-    for (int l = 0; l < 2 * count; ++l) given[l % 2][l / 2] = words[2 * i + l];
-    T made[2][N];
-    Lanes<T>::pair(given[0], given[1], made[0], made[1]);
-    for (int l = 0; l < 2 * count; ++l) out[2 * i + l] = made[l % 2][l / 2];
+    std::uint64_t inputs[2][N] = {};
+    for (int l = 0; l < 2 * count; ++l) inputs[l % 2][l / 2] = words[2 * i + l];
+    T normals[2][N];
+    Lanes<T>::pair(inputs[0], inputs[1], normals[0], normals[1]);
+    for (int l = 0; l < 2 * count; ++l) out[2 * i + l] = normals[l % 2][l / 2];
   }
 }

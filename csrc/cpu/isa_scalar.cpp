@@ -1,4 +1,4 @@
-// The kernels in standard C++: for every machine, and for tests.
+// The kernels in standard C++, for every machine.
 #define FASTLIN_VEC "cpu/vec/scalar.h"
 #include "cpu/kernels_before.h"
 

@@ -1,6 +1,6 @@
-// What the kernels use and does not depend on the instruction set. It is included before a target region
-// begins: an inline function that is compiled inside one could be the copy that the linker keeps for every
-// machine.
+// Headers of the kernels that do not depend on the instruction set. Include this before a target region
+// begins: the linker might keep the copy of an inline function that was compiled inside the region, and run
+// it on every machine.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@
 #include "cpu/records.h"
 #include "kernels.h"
 
-// FASTLIN_UNROLL before a loop of constant length over vectors: without it GCC keeps arrays of vectors in
-// memory, and stores one after each multiply-add.
+// FASTLIN_UNROLL comes before a loop of constant length over vectors: without it GCC keeps arrays of vectors
+// in memory, with a store after each multiply-add.
 //
-// FASTLIN_INLINE for functions on arrays of vectors, which a call would put into memory.
+// FASTLIN_INLINE is for functions on arrays of vectors: a call would put the arrays into memory.
 #define FASTLIN_INLINE __attribute__((always_inline)) inline
 
-// A region whose functions are compiled for an instruction set that the rest of the library cannot count on.
+// A target region: its functions are compiled for an instruction set that other machines may lack.
 #define FASTLIN_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define FASTLIN_BEGIN_TARGET(features) \

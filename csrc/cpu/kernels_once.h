@@ -1,4 +1,4 @@
-// Every kernel, over the Vec of the file FASTLIN_VEC: included once for each instruction set, in its
+// All kernels, over the Vec of the file FASTLIN_VEC. Included once for each instruction set, in its
 // namespace.
 // clang-format off: each file uses those before it.
 #include FASTLIN_VEC

@@ -1,8 +1,8 @@
-// How a problem is cut up: order of the sequences, blocks, chunks, and the sums that are kept per task.
+// How a problem is divided: the order of the sequences, blocks, chunks, and the sums for each task.
 //
-// Sequences are taken in the order of their tasks, so that a task's sums are made in one place, or in that of
-// memory (columns_by_task-inl.h). A run is the part of a task that lies in a block. What a task sums up is a
-// record of R rows of `Record::width` doubles.
+// Sequences run in the order of their tasks, so that the sums of a task are complete when the next one
+// begins, or in memory order (columns_by_task-inl.h). A run is the part of a task that lies in a block. The
+// sums of a task are a record of R rows of `Record::width` doubles.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace fastlin {
 
 enum class Path { kStreamed, kGram, kStack };
 
-// Tokens are streamed through c and e with 4 n m multiply-adds for each of the R H vectors; forming G costs
-// n m^2 / 2 once and then 2 m^2 for each vector.
+// Streaming tokens through c and e takes 4 n m multiply-adds for each of the R H vectors; forming G takes n
+// m^2 / 2 once, and then 2 m^2 for each vector.
 template <class T>
 Path choose_path(const Problem<T>& P) {
   if (P.layers > 0) return Path::kStack;
@@ -28,55 +28,55 @@ Path choose_path(const Problem<T>& P) {
   return P.R * P.H == 1 || streamed < formed ? Path::kStreamed : Path::kGram;
 }
 
-// How many trials, the first ones, lie in lanes (trials-inl.h): whole vectors of them, without gradients of
-// the data, which are sums over trials. At m = 11 with gradients 16 trials take 0.80 of the time that they
-// take with sequences in lanes, 32 take 0.75 and 64 take 0.70 (AVX-512); 0.98, 0.92 and, of 50, 0.91 (AVX2),
-// where 8 take 1.04.
+// How many trials lie in lanes (trials-inl.h): the first ones, in whole vectors, unless gradients of the data
+// are wanted, which are sums over trials. Time relative to sequences in lanes, m = 11 with gradients: AVX-512
+// 0.80 (16 trials), 0.75 (32), 0.70 (64); AVX2 1.04 (8), 0.98 (16), 0.92 (32), 0.91 (50).
 template <class T>
 std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
   constexpr std::int64_t kFewest = 16;
-  const bool of_data = out.dx != nullptr || out.dq != nullptr;
-  return choose_path(P) != Path::kGram || of_data || P.R < kFewest ? 0 : P.R / lanes * lanes;
+  const bool wants_data_gradients = out.dx != nullptr || out.dq != nullptr;
+  return choose_path(P) != Path::kGram || wants_data_gradients || P.R < kFewest ? 0 : P.R / lanes * lanes;
 }
 
 constexpr std::int64_t kWidestColumns = 24;
 
-// Whether a layer of one trial and head has columns in lanes (columns-inl.h), four of a sequence.
+// Whether a layer of one trial and one head runs with columns in lanes (columns-inl.h), four columns of each
+// sequence.
 template <class T>
 bool has_columns_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
-  const bool of_data = out.dx != nullptr || out.dq != nullptr;
-  return choose_path(P) == Path::kStreamed && P.R * P.H == 1 && !of_data && lanes >= 4 && P.m >= 4 &&
-         P.m <= kWidestColumns;
+  const bool wants_data_gradients = out.dx != nullptr || out.dq != nullptr;
+  return choose_path(P) == Path::kStreamed && P.R * P.H == 1 && !wants_data_gradients && lanes >= 4 &&
+         P.m >= 4 && P.m <= kWidestColumns;
 }
 
-// Sequences by task: a counting sort, stable.
+// Sequences sorted by task: a stable counting sort.
 class TaskOrder {
  public:
-  std::vector<std::int64_t> order;  // empty when they come so, or were not put in order
-  std::vector<std::int64_t> start;  // [K + 1] where each task starts in that order
+  std::vector<std::int64_t> order;  // empty if they are sorted already, or need not be
+  std::vector<std::int64_t> start;  // [K + 1] position of each task in that order
 
   TaskOrder() = default;
 
-  // Of task [B], each in [0, K); null is one task.
-  TaskOrder(const std::int64_t* task, std::int64_t B, std::int64_t K, bool puts_in_order)
+  // From task [B], each in [0, K); null: all of task 0.
+  TaskOrder(const std::int64_t* task, std::int64_t B, std::int64_t K, bool needs_order)
       : start(static_cast<std::size_t>(K) + 1, 0) {
     if (task == nullptr) {
       std::fill(start.begin() + 1, start.end(), B);
       return;
     }
-    sort(task, B, K, puts_in_order);
+    sort(task, B, K, needs_order);
   }
 
   std::int64_t sequence(std::int64_t position) const { return order.empty() ? position : order[position]; }
   std::int64_t count(std::int64_t k) const { return start[k + 1] - start[k]; }
 
  private:
-  // A few parts side by side, each with counts of its own: an index is added to the one before in its task, 5
-  // cycles after that was stored, which four parts wait for together. The parts of many tasks would not fit a
-  // cache. What is no task counts behind the others.
-  void sort(const std::int64_t* task, std::int64_t B, std::int64_t K, bool puts_in_order) {
+  // Sorts four parts at the same time, each with its own counts: a count can be incremented only 5 cycles
+  // after its last store, and four parts share that wait. With many tasks four sets of counts would not fit a
+  // cache. An invalid task is counted at index K.
+  void sort(const std::int64_t* task, std::int64_t B, std::int64_t K, bool needs_order) {
     constexpr std::int64_t kParts = 4;
-    const std::int64_t parts = K <= 256 ? kParts : 1, each = B / parts;  // the last one has the rest
+    const std::int64_t parts = K <= 256 ? kParts : 1, each = B / parts;  // the last part has the rest
     std::vector<std::int64_t> next(static_cast<std::size_t>(parts * (K + 1)), 0);
     std::int64_t* counts[kParts];
     for (std::int64_t part = 0; part < kParts; ++part) counts[part] = next.data() + part % parts * (K + 1);
@@ -86,7 +86,7 @@ class TaskOrder {
       }
       for (std::int64_t i = parts > 1 ? parts * each : 0; i < B; ++i) f(counts[kParts - 1], i);
     };
-    std::uint64_t falls = 0;  // signs of differences, or-ed together
+    std::uint64_t falls = 0;  // top bit: whether a task is below the one before
     for_each([&](std::int64_t* count, std::int64_t i) {
       ++count[std::min(static_cast<std::uint64_t>(task[i]), static_cast<std::uint64_t>(K))];
       falls |= static_cast<std::uint64_t>(task[i]) - static_cast<std::uint64_t>(task[i - (i > 0 ? 1 : 0)]);
@@ -102,39 +102,40 @@ class TaskOrder {
     }
     if (first != B) throw std::out_of_range("a task index is outside [0, K)");
     start[K] = B;
-    if (falls >> 63 == 0 || !puts_in_order) return;
+    if (falls >> 63 == 0 || !needs_order) return;
     order.resize(static_cast<std::size_t>(B));
-    for_each([&](std::int64_t* place, std::int64_t i) { order[place[task[i]]++] = i; });
+    for_each([&](std::int64_t* position, std::int64_t i) { order[position[task[i]]++] = i; });
   }
 };
 
 template <class T>
 struct Plan {
-  static constexpr std::int64_t kBlocks = 64;              // enough to share among many cores
+  static constexpr std::int64_t kBlocks = 64;              // enough for many cores
   static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
-  // Sequences over which dW, and the sums of very few tasks, are added up in T before they become doubles.
+  // Sequences whose dW, and whose sums if there are very few tasks, are added in T before they are added in
+  // double.
   static constexpr std::int64_t kChunk = 256;
 
   static constexpr double kWorthSharing = 1e6;   // multiply-adds, 20 us at 100 GFLOP/s
-  static constexpr std::int64_t kTrials = 6;     // that use a Gram matrix while it is in L1
+  static constexpr std::int64_t kTrials = 6;     // trials that use a Gram matrix while it is in L1
   static constexpr std::int64_t kTilesInL1 = 3;  // 12 KiB of Gram matrices at m = 11
 
   const Problem<T>& problem;
   Path path;
-  std::int64_t lane_trials;  // trials that lie in lanes, the first ones
+  std::int64_t lane_trials;  // the first trials, which lie in lanes
   bool in_columns;           // whether columns lie in lanes
   Record record;
-  TaskOrder by_task;           // without the order where nothing asks for it
+  TaskOrder by_task;           // without an order if in_columns
   std::vector<T> coefficient;  // [K] of a task's squared errors in the loss
   std::int64_t matrices;       // size of the sums over all tasks: dW, dA, dC
   std::int64_t block_size = 0, blocks = 0, tiles = 1;
   std::int64_t trials_at_once = 1, tiles_at_once = 1;
-  // Columns in lanes: the sums of a sequence, in quads; whether each block has sums of all tasks, or else how
-  // many numbers are kept of a sequence, and of how many sequences of each block at a time.
+  // Columns in lanes: quads of the sums of a sequence, and whether each block keeps sums of all tasks.
+  // Otherwise: numbers in the record of a sequence, a multiple of 8, and sequences of each block in a pass.
   std::int64_t quads_of_sums = 0;
   bool sums_by_block = true;
-  std::int64_t kept_of_sequence = 0, sequences_at_once = 0;
+  std::int64_t padded_width = 0, sequences_at_once = 0;
 
   Plan(const Problem<T>& P, const Results<T>& out, int lanes)
       : problem(P),
@@ -149,8 +150,8 @@ struct Plan {
         (matrices + 2 * P.R * record.width) * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t most =
         std::clamp(kPartialBytes / std::max<std::int64_t>(partial, 1), kFewestBlocks, kBlocks);
-    // A small batch of much work is shared too; one of little work is not worth a second thread. In one layer
-    // the sums of a block cost as much as a tile's, so that it has four.
+    // A small batch with much work is divided too; little work is not worth a second thread. In one layer the
+    // sums of a block cost as much as a tile, so that a block has at least four tiles.
     const std::int64_t fewest = path == Path::kStack ? lanes : 4 * lanes;
     const std::int64_t shared = work() < kWorthSharing ? kChunk : std::clamp(P.B / 8, fewest, kChunk);
     block_size = std::max(shared, (P.B + most - 1) / most);
@@ -162,16 +163,16 @@ struct Plan {
       tiles_at_once = kTilesInL1;
     }
     if (path != Path::kStreamed) {
-      // The Gram matrices of a chunk stay in the second-level cache.
+      // The Gram matrices of a chunk fit the second-level cache.
       const std::int64_t tile = P.m * P.m * lanes * static_cast<std::int64_t>(sizeof(T));
       tiles = std::clamp<std::int64_t>((192 << 10) / tile, 1, tiles);
     }
     if (in_columns) plan_columns(lanes / 4);
     by_task = TaskOrder(P.task, P.B, P.K, !in_columns);
-    weigh();
+    set_coefficients();
   }
 
-  // Multiply-adds of the whole call, roughly: gradients included, whatever is asked for.
+  // Approximate multiply-adds of the call, as if all gradients were wanted.
   double work() const {
     const Problem<T>& P = problem;
     const double m = static_cast<double>(P.m), vectors = static_cast<double>(P.R) * P.H;
@@ -181,7 +182,7 @@ struct Plan {
     return P.B * (context + vectors * m * m * (4.0 + 10.0 * m * P.layers));
   }
 
-  // Sequences of a task, and all of them, in the whole of which the batch is a part.
+  // Sequences of a task, and of all tasks, in the whole batch that this one is a part of.
   double count(std::int64_t k) const {
     return static_cast<double>(problem.counts != nullptr ? problem.counts[k] : by_task.count(k));
   }
@@ -193,30 +194,31 @@ struct Plan {
   }
 
  private:
-  static constexpr std::int64_t kKeptBytes = 2 << 20;  // of sequences' records, while they are in the cache
-  static constexpr std::int64_t kSumsBytes = 8 << 20;  // of all blocks' sums of all tasks
+  static constexpr std::int64_t kRecordBytes = 2
+                                               << 20;  // records of sequences, so that they stay in the cache
+  static constexpr std::int64_t kSumsBytes = 8 << 20;  // sums of all tasks in all blocks
 
-  // `rows` sequences are a group.
+  // A group has `rows` sequences.
   void plan_columns(std::int64_t rows) {
     const Problem<T>& P = problem;
     const std::int64_t vectors = (record.e >= 0 ? 1 : 0) + (record.a >= 0 ? 1 : 0) + (record.q >= 0 ? 1 : 0);
     quads_of_sums = 1 + vectors * ((P.m + 3) / 4);
-    // Of a batch that is not small, the sums of a task in a block have eight sequences or more, on average.
+    // Blocks keep sums of all tasks if a task has at least eight sequences in a block on average; a small
+    // batch counts as 2048.
     const std::int64_t bytes_of_sums = 4 * quads_of_sums * static_cast<std::int64_t>(sizeof(double));
-    const std::int64_t divided = std::max<std::int64_t>(blocks, 1);  // an empty batch has no block
-    sums_by_block = P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * divided),
-                                    kSumsBytes / (divided * bytes_of_sums));
-    // Whole quads of two, and, where that is less than a block, a part of each that is made of chunks or
-    // small.
-    kept_of_sequence = (record.width + 7) / 8 * 8;
-    const std::int64_t bytes =
-        std::max<std::int64_t>(kept_of_sequence, 1) * static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t fit = kKeptBytes / (bytes * divided);
+    const std::int64_t divisor = std::max<std::int64_t>(blocks, 1);  // an empty batch has no block
+    sums_by_block = P.K <= std::min(std::max<std::int64_t>(P.B, 2048) / (8 * divisor),
+                                    kSumsBytes / (divisor * bytes_of_sums));
+    // Records are whole pairs of quads. If a pass does not hold whole blocks, its part of a block is a
+    // multiple of a chunk, or of four groups if not even a chunk fits.
+    padded_width = (record.width + 7) / 8 * 8;
+    const std::int64_t bytes = std::max<std::int64_t>(padded_width, 1) * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t fit = kRecordBytes / (bytes * divisor);
     const std::int64_t whole = fit >= kChunk ? kChunk : 4 * rows;
     sequences_at_once = std::min(block_size, std::max(fit / whole * whole, whole));
   }
 
-  void weigh() {
+  void set_coefficients() {
     if (!problem.has_targets()) return;
     coefficient.resize(static_cast<std::size_t>(problem.K));
     for (std::int64_t k = 0; k < problem.K; ++k) {

@@ -1,8 +1,8 @@
-// Gram matrices of narrow tokens that are not transposed: vectors are fours of columns of a few sequences, as
-// in quads-inl.h. Element i of a token is spread over its four lanes and multiplies the token's quads up to
-// its own, so that the lower triangle of G, in fours of a row, is 21 registers at m = 11, where 84
-// multiply-adds are made of the 66 that are needed. A token of 4 sequences takes 10 ns on Zen 4, where
-// transposing and summing in lanes take 18.
+// Gram matrices of narrow tokens without transposing them: a vector holds a quad of columns of each of a few
+// sequences, as in quads-inl.h. Element i of a token is spread over four lanes and multiplies the quads of
+// the token up to its own. The lower triangle of G, in quads of a row, takes 21 registers at m = 11: 84
+// multiply-adds, of which 66 are needed. A token of 4 sequences takes 10 ns on Zen 4; transposing and summing
+// in lanes takes 18 ns.
 
 template <class T>
 struct QuadGram {
@@ -12,11 +12,11 @@ struct QuadGram {
   static constexpr std::int64_t N = V::size;
   static constexpr int kWidest = 12;
 
-  static constexpr bool kServes = V::quads > 0 && V::registers >= 32;  // the sums have registers
+  static constexpr bool kServes = V::quads > 0 && V::registers >= 32;  // the sums fit the registers
   static bool serves(std::int64_t m) { return kServes && m >= 4 && m <= kWidest; }
   static std::int64_t scratch(std::int64_t m) { return serves(m) ? m * m * N : 0; }
 
-  // The lower triangle of G [m, m, lanes] over tokens begin ... end - 1; above it there is no sum.
+  // The lower triangle of G [m, m, lanes] over tokens begin ... end - 1; the rest is undefined.
   template <int kM = kWidest>
   static void sum_tokens(const Tokens<T>& z, std::int64_t begin, std::int64_t end, T* G, T* numbers) {
     if constexpr (kM > 4) {
@@ -38,7 +38,7 @@ struct QuadGram {
     return 4 * quad < kM - 4 ? 4 * quad : kM - 4;
   }
 
-  // numbers [lanes, m, m] of a group's sequences, which are four lanes apart.
+  // numbers [lanes, m, m] of the sequences of a group, which are four lanes apart.
   template <int kM>
   static void add_group(const typename Groups::Rows& z, T* numbers) {
     constexpr int Q = quads<kM>, kRows = V::quads, kLine = 64 / static_cast<int>(sizeof(T));
@@ -78,7 +78,7 @@ struct QuadGram {
     }
   }
 
-  // Rows of a vector to numbers that are four matrices apart.
+  // Stores the quads of a vector, four matrices apart.
   FASTLIN_INLINE static void put(V value, T* to, std::int64_t matrix) {
     T lanes[N];
     value.store(lanes);

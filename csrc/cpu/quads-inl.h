@@ -1,14 +1,13 @@
-// Tokens that are streamed without transposing them. A vector holds four columns of each sequence of a group,
-// as they lie in memory, a quad of each; Q = ceil(m / 4) vectors are a token, of which the last ends at
-// column m and overlaps the one before. A sum over columns ends with two shuffles inside fours, which leave
-// it where z wants it. Sequences i, i + 4, i + 8, ... of a tile are its group i; columns-inl.h has groups of
-// its own.
+// Streams tokens without transposing them. A vector holds a quad, four consecutive columns, of each sequence
+// of a group. A token is Q = ceil(m / 4) vectors; the last one ends at column m and overlaps the one before.
+// A sum over columns ends with two shuffles inside quads, which leave it in all four lanes, where it
+// multiplies z. Group i of a tile has its sequences i, i + 4, i + 8, ...; columns-inl.h forms other groups.
 //
-// c and e of few vectors stay in registers for all tokens. At m = 11 on Zen 4, 48 multiply-adds, 16
-// additions, 16 shuffles and 36 insertions for a token of 16 sequences are 52 cycles of four ports; measured
-// 62 in L2 and 66 from L3, where transposing took 90 and 128. Wider tokens are read twice from L1, a few at a
-// time: once for the sums z . v and z . a, once for c and e, in parts that fit the registers. Against
-// transposing, with memory included: 1.4 at m = 11, 1.5 at 36, 1.6 at 65, 1.3 at 257.
+// Narrow tokens: c and e stay in registers for all tokens. At m = 11 on Zen 4 a token of 16 sequences takes
+// 48 multiply-adds, 16 additions, 16 shuffles and 36 insertions, 52 cycles of four ports. Measured: 62 cycles
+// in L2 and 66 from L3; transposing took 90 and 128. Wide tokens are read twice from L1, a few at a time:
+// once for the sums z . v and z . a, once for c and e, in parts that fit the registers. Speed relative to
+// transposing, with reads from memory: 1.4 at m = 11, 1.5 at 36, 1.6 at 65, 1.3 at 257.
 
 template <class T>
 struct QuadGroups {
@@ -17,18 +16,18 @@ struct QuadGroups {
   static constexpr std::int64_t N = V::size;
   static constexpr int kGroups = 4, kRows = V::quads;  // sequences of a group
 
-  // Tokens of a group's sequences, and where those begin that are read after them.
+  // The tokens of a group's sequences, and the tokens to prefetch.
   struct Rows {
     const T *first[kRows], *ahead[kRows];
     std::int64_t row, count, m;
 
-    // Where row k of token i is, which may be one of those that come after.
+    // Token i of sequence k; from `count` on, one of the tokens to prefetch.
     const T* token(int k, std::int64_t i) const {
       return i < count ? first[k] + i * row : ahead[k] + (i - count) * row;
     }
   };
 
-  // Those of sequences group, group + 4, ... of a tile.
+  // The rows of sequences group, group + 4, ... of a tile.
   static Rows rows_of(const Tokens<T>& z, std::int64_t begin, std::int64_t end, int group) {
     Rows rows{{}, {}, z.row, end - begin, z.m};
     const bool last = group + 1 == kGroups, moves_on = last && end == z.n && z.next != nullptr;
@@ -43,8 +42,8 @@ struct QuadGroups {
   static std::int64_t quads(std::int64_t m) { return (m + 3) / 4; }
   static std::int64_t column(std::int64_t quad, std::int64_t m) { return std::min(4 * quad, m - 4); }
 
-  // groups [groups, Q] of a tile [m]. Columns that a quad shares with the one before are zero in it, so that
-  // no sum has them twice.
+  // groups [groups, Q] of a tile [m]. The columns that a quad shares with the one before are zero in it, so
+  // that sums count them once.
   static void from_tile(const T* tile, std::int64_t m, T* groups) {
     const std::int64_t Q = quads(m);
     for (std::int64_t quad = 0; quad < Q; ++quad) {
@@ -87,7 +86,7 @@ class Quads {
   static constexpr int kRows = V::quads, kLine = 64 / static_cast<int>(sizeof(T));
 
  public:
-  // c [m, lanes], e [m, lanes]: sums over tokens begin ... end - 1 are added. m >= 4, scratch [8 m].
+  // Adds the sums over tokens begin ... end - 1 to c [m, lanes] and e [m, lanes]. m >= 4, scratch [8 m].
   static void add(const Tokens<T>& z, std::int64_t begin, std::int64_t end, const T* v, const T* a, T* c,
                   T* e, T* scratch) {
     const std::int64_t m = z.m, Q = Groups::quads(m), size = Groups::kGroups * Q * N;
@@ -107,9 +106,9 @@ class Quads {
     if (kGrad) Groups::add_to_tile(es, m, e);
   }
 
-  // c [Q], e [Q] of a group's tokens, given v [Q] and a [Q]: c and e stay in registers. Where those are many,
-  // z . v and z . a of a token are made while the one before it is added to c and e: 4.3 for 4.7 ns, a token
-  // of 4 sequences (Zen 4, m = 11), since fewer operations wait for others.
+  // c [Q] and e [Q] of a group's tokens, from v [Q] and a [Q]. c and e stay in registers. With enough
+  // registers, z . v and z . a of the next token are computed while this one is added to c and e, so that
+  // fewer operations wait: 4.3 ns against 4.7 ns for a token of 4 sequences (Zen 4, m = 11).
   template <int Q>
   static void stream(const Rows& z, const T* v, const T* a, T* c, T* e) {
     constexpr bool kAhead = 7 * Q + 4 <= V::registers;
@@ -154,10 +153,11 @@ class Quads {
   }
 
  private:
-  // Vectors of a token while c and e have registers, or nearly; v and a may be read, and z put aside.
+  // The most vectors of a narrow token: c and e nearly fit the registers; v and a come from memory, and z may
+  // spill.
   static constexpr int kMost = V::registers < 32 ? 7 : 14;
 
-  // Q vectors, or fewer.
+  // Dispatches to the Q of these tokens, from the widest down.
   template <int Q>
   static void stream_narrow(const Rows& z, const T* v, const T* a, T* c, T* e) {
     if (Groups::quads(z.m) == Q) {
@@ -167,8 +167,8 @@ class Quads {
     }
   }
 
-  // A token, and on to the next one. The group after this one, which the hardware does not foresee, is asked
-  // for: 20 for 25 ns, a token of 16 sequences.
+  // Reads a token and advances to the next one. Prefetches the next group, which the hardware does not
+  // predict: 20 ns against 25 ns for a token of 16 sequences.
   template <int Q>
   FASTLIN_INLINE static void read(const Rows& z, const T* (&rows)[kRows], const T* (&ahead)[kRows],
                                   V (&zs)[Q]) {
@@ -181,7 +181,7 @@ class Quads {
     }
   }
 
-  // z v and z a, to be summed over quads.
+  // z v and z a; `add` sums them over quads.
   template <int Q>
   FASTLIN_INLINE static void multiply(const V (&zs)[Q], const V (&vs)[Q], const V (&as)[Q], V& with_v,
                                       V& with_a) {
@@ -207,16 +207,15 @@ class Quads {
   }
 
   static constexpr int kPart = V::registers < 32 ? 4 : 8;  // vectors of c, and of e, in registers
-  static constexpr int kTokens = 8;                        // that are read twice
-  static constexpr int kTogether = 4;                      // tokens that use a vector of v and a
+  static constexpr int kTokens = 8;                        // tokens between the two reads
+  static constexpr int kTogether = 4;                      // tokens that share a load of v and a
 
   static void stream_wide(const Rows& z, const T* v, const T* a, T* c, T* e) {
     const std::int64_t Q = Groups::quads(z.m);
     L::zero(c, Q);
     if (kGrad) L::zero(e, Q);
     T sums[2 * kTokens * N];  // [tokens, 2]
-    // What is asked for ahead, as many tokens as 64 KiB hold: the group that comes after, unless tokens are
-    // many or wide.
+    // Prefetches up to 64 KiB ahead: the next group, unless tokens are many or wide.
     const std::int64_t fit = (64 << 10) / (kRows * z.m * static_cast<std::int64_t>(sizeof(T)));
     const std::int64_t distance = std::min(z.count, std::max<std::int64_t>(fit, 2 * kTokens));
     const T* rows[kRows];
@@ -235,7 +234,7 @@ class Quads {
     }
   }
 
-  // sums [I, 2]: z . v and z . a of I tokens from `token` on. Those at a distance are asked for beside.
+  // sums [I, 2]: z . v and z . a of I tokens from `token` on. Prefetches the tokens at `distance`.
   template <int I>
   static void make_sums(const Rows& z, std::int64_t token, std::int64_t distance, const T* v, const T* a,
                         T* sums) {
@@ -273,18 +272,18 @@ class Quads {
     }
   }
 
-  // c and e of P vectors from `quad` on, or fewer.
+  // Adds to P vectors of c and e from `quad` on; dispatches to fewer for the last ones.
   template <int P>
-  static void add_part(const T* const (&given)[kRows], int count, std::int64_t quad, std::int64_t quads,
+  static void add_part(const T* const (&first)[kRows], int count, std::int64_t quad, std::int64_t quads,
                        const Rows& z, const T* sums, T* c, T* e) {
     if (quads < P) {
-      if constexpr (P > 1) add_part<P - 1>(given, count, quad, quads, z, sums, c, e);
+      if constexpr (P > 1) add_part<P - 1>(first, count, quad, quads, z, sums, c, e);
       return;
     }
     const std::int64_t row = z.row, from = 4 * quad, last = std::min(from + 4 * (P - 1), z.m - 4);
     const T* rows[kRows];
     FASTLIN_UNROLL
-    for (int k = 0; k < kRows; ++k) rows[k] = given[k];
+    for (int k = 0; k < kRows; ++k) rows[k] = first[k];
     V cs[P], es[P];
     FASTLIN_UNROLL
     for (int j = 0; j < P; ++j) {

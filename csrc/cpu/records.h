@@ -1,4 +1,5 @@
-// Sums per task, turned into results; those of runs are kept in double and joined over blocks in block order.
+// Turns the records of tasks into results. Records are in double; those of a task in several blocks are added
+// in block order.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +10,11 @@
 
 namespace fastlin {
 
-// Writes the results of task k from its whole record [R, width], which is used up.
+// Writes the results of task k from its complete record [R, width], which it overwrites.
 template <class T>
 void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, double* record) {
   const Problem<T>& P = plan.problem;
-  // Tasks may be as many as sequences: those of narrow tokens do without the heap.
+  // There may be as many tasks as sequences, so narrow tokens avoid the heap.
   constexpr std::int64_t kNarrow = 64;
   double narrow[kNarrow];
   std::vector<double> wide(static_cast<std::size_t>(P.m > kNarrow ? P.m : 0));
@@ -23,12 +24,12 @@ void finish_task(const Plan<T>& plan, const Results<T>& out, std::int64_t k, dou
   }
 }
 
-// Records of the runs that a block shares with its neighbours: at most one at each end.
-struct Ends {
-  std::int64_t first = -1, last = -1;  // tasks; -1 when there is no such run
+// The tasks that a block shares with its neighbours: at most one at each end.
+struct BoundaryTasks {
+  std::int64_t first = -1, last = -1;  // -1: none
 };
 
-// Writes zeros where no sequence is; the finished runs come over them.
+// Zeroes the results of all tasks; tasks with sequences overwrite them.
 template <class T>
 void clear_results(const Plan<T>& plan, const Results<T>& out) {
   const Problem<T>& P = plan.problem;
@@ -41,21 +42,22 @@ void clear_results(const Plan<T>& plan, const Results<T>& out) {
 
 // Adds the records of each task that lies in several blocks, in block order, and finishes it.
 template <class T>
-void join_ends(const Plan<T>& plan, const Results<T>& out, const std::vector<Ends>& ends,
-               double* records) {  // [blocks, 2, R, width]
+void join_boundary_records(const Plan<T>& plan, const Results<T>& out,
+                           const std::vector<BoundaryTasks>& shared_tasks,
+                           double* records) {  // [blocks, 2, R, width]
   const std::int64_t size = plan.problem.R * plan.record.width;
   std::int64_t task = -1;
   double* sum = nullptr;
   for (std::int64_t i = 0; i < 2 * plan.blocks; ++i) {
-    const Ends& end = ends[static_cast<std::size_t>(i / 2)];
-    const std::int64_t found = i % 2 == 0 ? end.first : end.last;
-    if (found < 0) continue;
+    const BoundaryTasks& block = shared_tasks[static_cast<std::size_t>(i / 2)];
+    const std::int64_t next = i % 2 == 0 ? block.first : block.last;
+    if (next < 0) continue;
     double* record = records + i * size;
-    if (found == task) {
+    if (next == task) {
       for (std::int64_t j = 0; j < size; ++j) sum[j] += record[j];
     } else {
       if (task >= 0) finish_task(plan, out, task, sum);
-      task = found;
+      task = next;
       sum = record;
     }
   }

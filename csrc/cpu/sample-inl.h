@@ -1,17 +1,17 @@
-// Tasks and data of sequences that a task source draws.
+// Draws the tasks and data of sequences from a task source.
 
 constexpr std::int64_t kBlock = 64;  // sequences
 
 inline std::int64_t blocks_of(std::int64_t B) { return (B + kBlock - 1) / kBlock; }
 
-// Calls f(sequences [lanes], count, thread) for tiles of V::size sequences of a batch in fixed blocks; lanes
-// beyond the last sequence repeat it. Returns false when it was interrupted.
+// Calls f(sequences [lanes], count, thread) for the tiles of a batch, in fixed blocks; lanes beyond the last
+// sequence repeat it. Returns false if it was interrupted.
 template <class T, class F>
 bool for_each_tile(std::int64_t B, int threads, Interrupt interrupt, F f) {
   constexpr std::int64_t N = Vec<T>::size;
   Stop stop(interrupt);
   for_each_block(blocks_of(B), threads, [&](std::int64_t block, int thread) {
-    if (stop.now(thread)) return;
+    if (stop.requested(thread)) return;
     const std::int64_t end = std::min(B, (block + 1) * kBlock);
     for (std::int64_t first = block * kBlock; first < end; first += N) {
       std::int64_t sequences[N];
@@ -19,17 +19,17 @@ bool for_each_tile(std::int64_t B, int threads, Interrupt interrupt, F f) {
       f(sequences, static_cast<int>(std::min(N, end - first)), thread);
     }
   });
-  return !stop.now(0);
+  return !stop.requested(0);
 }
 
-// task [lanes] of sequences [lanes] of a call.
+// task [lanes]: the tasks of sequences [lanes] of a call.
 template <class T>
 void draw_tasks(const Source& S, const std::int64_t* sequences, std::int64_t* task) {
   constexpr int N = Vec<T>::size;
   std::uint32_t words[4 * N] = {};
   if (S.K > 1 && S.strata == nullptr) {
     Lanes<T> lanes(S.seed, S.step, S.stream);
-    lanes.at(S.offset, sequences);
+    lanes.seek(S.offset, sequences);
     lanes.words(0, words);
   }
   for (int l = 0; l < N; ++l) task[l] = S.K > 1 ? Sampler<T>::task(S, sequences[l], words[l]) : 0;

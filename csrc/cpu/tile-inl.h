@@ -1,4 +1,5 @@
-// Tiles on a CPU: transposes in registers, and products in register tiles. core/tile-inl.h has the layout.
+// Tiles on a CPU: transposes in registers, and products in blocks of registers. core/tile-inl.h has the
+// layout.
 
 template <class T>
 struct Tile : Entries<T> {
@@ -7,20 +8,20 @@ struct Tile : Entries<T> {
   using Entries<T>::at;
   using Entries<T>::put;
 
-  // to [count] = from, numbers.
+  // to [count] = from [count], rounded to T.
   static void round(const double* from, std::int64_t count, T* to) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);
   }
 
-  // tile [size, lanes] of rows of an array [K, size] by the lanes' tasks.
+  // tile [size, lanes]: the row of each lane's task, from values [K, size], rounded to T.
   static void round_by_task(const double* values, const std::int64_t* task, std::int64_t size, T* tile) {
     for (int l = 0; l < N; ++l) {
       for (std::int64_t i = 0; i < size; ++i) tile[i * N + l] = static_cast<T>(values[task[l] * size + i]);
     }
   }
 
-  // tile[i][lane] = rows[lane][offset + i]. The last V::columns are taken together, whatever overlaps. The
-  // same of the rows ahead, if there are any, is asked for beside.
+  // tile[i][lane] = rows[lane][offset + i]. The last V::columns columns are loaded together and may overlap
+  // those before. Prefetches the same columns of the rows `ahead`, if there are any.
   static void load(const T* const* rows, std::int64_t offset, std::int64_t count, T* tile,
                    const T* const* ahead = nullptr) {
     constexpr std::int64_t kColumns = V::columns, kLine = 64 / sizeof(T);
@@ -46,7 +47,7 @@ struct Tile : Entries<T> {
     }
   }
 
-  // tile [V::columns, lanes] of as many columns.
+  // tile [V::columns, lanes] of V::columns columns.
   FASTLIN_INLINE static void load_columns(const T* const* rows, std::int64_t offset, T* tile) {
     V r[V::columns];
     V::load_columns(rows, offset, r);
@@ -113,14 +114,14 @@ struct Tile : Entries<T> {
   }
 };
 
-// Strides as numbers of their own: a store of vectors could change what a reference refers to, for all that
-// the compiler knows, and it would read them again after each.
+// Strides, passed by value: through a reference the compiler would reload them after each store of a vector,
+// which might have changed them.
 struct Strides {
   std::int64_t ak, ai, bk, bj, ti, tj;
 };
 
-// I x J entries in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and leave four of
-// 16 registers for J factors and one more.
+// I x J entries of a product, in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and
+// leave four of 16 registers for J factors and one more.
 template <int I, int J, bool kNumbers, class T>
 FASTLIN_INLINE void product_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
                                  Vec<T> factor) {
@@ -160,20 +161,20 @@ FASTLIN_INLINE void product_part(std::int64_t count, Strides by, const T* a, con
   }
 }
 
-// Register tiles: 4 x 3 of 16 registers, 6 x 4 of 32.
+// Entries in registers: 4 x 3 with 16 registers, 6 x 4 with 32.
 template <class T>
 constexpr int kTileRows = Vec<T>::registers < 32 ? 4 : 6;
 template <class T>
 constexpr int kTileColumns = Vec<T>::registers < 32 ? 3 : 4;
 
-// I rows and the last J columns or fewer of a product.
+// I rows and the last columns of a product, J or fewer.
 template <int I, int J, bool kNumbers, class T>
-FASTLIN_INLINE void product_end(std::int64_t columns, std::int64_t count, Strides by, const T* a, const T* b,
-                                T* to, const T* base, Vec<T> factor) {
+FASTLIN_INLINE void columns_at_most(std::int64_t columns, std::int64_t count, Strides by, const T* a,
+                                    const T* b, T* to, const T* base, Vec<T> factor) {
   if (columns == J) {
     product_part<I, J, kNumbers>(count, by, a, b, to, base, factor);
   } else if constexpr (J > 1) {
-    product_end<I, J - 1, kNumbers>(columns, count, by, a, b, to, base, factor);
+    columns_at_most<I, J - 1, kNumbers>(columns, count, by, a, b, to, base, factor);
   }
 }
 
@@ -195,21 +196,21 @@ void product_rows(std::int64_t columns, std::int64_t count, const A& left, const
     to += J * by.tj;
     if (base != nullptr) base += J * by.tj;
   }
-  product_end<I, J - 1, kNumbers>(columns - j, count, by, a, b, to, base, factor);
+  columns_at_most<I, J - 1, kNumbers>(columns - j, count, by, a, b, to, base, factor);
 }
 
-// The last I rows or fewer.
+// `rows` rows of a product, I or fewer.
 template <int I, class T, class A, class B, class C>
-void last_rows(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
-               const C& to, std::int64_t i0) {
+void rows_at_most(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
+                  const C& to, std::int64_t i0) {
   if (rows == I) {
     product_rows<I, T>(columns, count, a, b, to, i0);
   } else if constexpr (I > 1) {
-    last_rows<I - 1, T>(rows, columns, count, a, b, to, i0);
+    rows_at_most<I - 1, T>(rows, columns, count, a, b, to, i0);
   }
 }
 
-// The entries j <= i of I rows and columns, in registers.
+// The entries j <= i of an I x I block on the diagonal, in registers.
 template <int I, bool kNumbers, class T>
 void triangle_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
                    Vec<T> factor) {
@@ -241,10 +242,10 @@ void triangle_part(std::int64_t count, Strides by, const T* a, const T* b, T* to
   }
 }
 
-// The last I rows or fewer on the diagonal.
+// The lower triangle of `rows` rows on the diagonal, I or fewer.
 template <int I, class T, class A, class B, class C>
-void last_triangle(std::int64_t rows, std::int64_t count, const A& left, const B& right, const C& out,
-                   std::int64_t i0) {
+void triangle_at_most(std::int64_t rows, std::int64_t count, const A& left, const B& right, const C& out,
+                      std::int64_t i0) {
   if (rows == I) {
     const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
     const std::int64_t corner = i0 * (by.ti + by.tj);
@@ -252,7 +253,7 @@ void last_triangle(std::int64_t rows, std::int64_t count, const A& left, const B
         count, by, left.first + i0 * by.ai, right.first + i0 * by.bj, out.first + corner,
         out.base == nullptr ? nullptr : out.base + corner, Vec<T>::set(out.factor));
   } else if constexpr (I > 1) {
-    last_triangle<I - 1, T>(rows, count, left, right, out, i0);
+    triangle_at_most<I - 1, T>(rows, count, left, right, out, i0);
   }
 }
 
@@ -262,12 +263,12 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
                     const C& to, bool lower = false) {
   using T = std::remove_reference_t<decltype(*to.first)>;
   constexpr int I = kTileRows<T>;
-  // Blocks of nearly the same height: 11 rows are 6 + 5, 13 are 5 + 4 + 4.
+  // Blocks of nearly equal height: 11 rows are 6 + 5, 13 are 5 + 4 + 4.
   const std::int64_t blocks = (rows + I - 1) / I;
   for (std::int64_t block = 0, i = 0; block < blocks; ++block) {
     const std::int64_t height = (rows - i + blocks - block - 1) / (blocks - block);
-    last_rows<I, T>(height, lower ? i : columns, count, a, b, to, i);
-    if (lower) last_triangle<I, T>(height, count, a, b, to, i);
+    rows_at_most<I, T>(height, lower ? i : columns, count, a, b, to, i);
+    if (lower) triangle_at_most<I, T>(height, count, a, b, to, i);
     i += height;
   }
 }
@@ -278,19 +279,19 @@ inline void product_column(std::int64_t rows, std::int64_t count, const A& a, co
   product(rows, 1, count, a, b, to);
 }
 
-// The last I rows or fewer of a product with one column.
+// `rows` rows of a product with one column, I or fewer.
 template <int I, class T>
-void last_of_column(std::int64_t rows, std::int64_t count, Strides by, const T* a, const T* b, const T* base,
+void column_at_most(std::int64_t rows, std::int64_t count, Strides by, const T* a, const T* b, const T* base,
                     T* to) {
   if (rows == I) {
     product_part<I, 1, (Vec<T>::size > 1)>(count, by, a, b, to, base, Vec<T>::set(T(1)));
   } else if constexpr (I > 1) {
-    last_of_column<I - 1>(rows, count, by, a, b, base, to);
+    column_at_most<I - 1>(rows, count, by, a, b, base, to);
   }
 }
 
-// to [rows] = base + sum_k a(k, i) b(k) of numbers a [count, rows] and vectors b [count]. The 12 sums that
-// keep both FMA ports busy are 12 rows here.
+// to [rows] = base + sum_k a(k, i) b(k) of numbers a [count, rows] and vectors b [count]. Its 12 rows keep
+// both FMA ports busy.
 template <class T>
 inline void add_column(std::int64_t rows, std::int64_t count, const T* a, const T* b, const T* base, T* to) {
   constexpr int N = Vec<T>::size, I = 12;
@@ -298,7 +299,7 @@ inline void add_column(std::int64_t rows, std::int64_t count, const T* a, const 
   for (std::int64_t i = 0; i < rows;) {
     const std::int64_t left = rows - i, blocks = (left + I - 1) / I;
     const std::int64_t height = blocks == 1 ? left : (left + blocks - 1) / blocks;
-    last_of_column<I>(height, count, by, a + i, b, base + i * N, to + i * N);
+    column_at_most<I>(height, count, by, a + i, b, base + i * N, to + i * N);
     i += height;
   }
 }

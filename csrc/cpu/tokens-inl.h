@@ -1,23 +1,22 @@
-// The tokens of a tile of sequences, where they lie.
+// The tokens of a tile of sequences, in the caller's memory.
 
 template <class T>
 struct Tokens {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
-  // Tokens that are transposed at a time: 8 of them are whole vectors in every lane, and stay in L1 up to m
-  // = 64.
+  // Tokens transposed at a time: 8 tokens of each lane are whole vectors, and fit L1 up to m = 64.
   static constexpr std::int64_t kMost = 8;
   static std::int64_t group(std::int64_t m) { return m <= 64 ? kMost : 4; }
-  static constexpr std::int64_t kLeaf = 128;  // tokens that are summed one after the other
+  static constexpr std::int64_t kLeaf = 128;  // longer sums are split in halves
 
-  const T* const* rows;  // [lanes] first token of each
-  const T* const* next;  // [lanes] of the tile that comes after; null when that is not known
-  std::int64_t row;      // stride of tokens
+  const T* const* rows;  // [lanes] first token of each sequence
+  const T* const* next;  // [lanes] the same for the next tile; null if unknown
+  std::int64_t row;      // stride between tokens
   std::int64_t n, m;
 
-  // tile [count, m, lanes] of tokens first, first + 1, ... Those of the next tile are asked for beside, which
-  // the hardware does not foresee.
+  // tile [count, m, lanes] of tokens first ... first + count - 1. Prefetches those of the next tile, which
+  // the hardware does not predict.
   void load(std::int64_t first, std::int64_t count, T* tile) const {
     if (row == m) {
       L::load(rows, first * m, count * m, tile, next);

@@ -1,20 +1,21 @@
-// One layer for many trials: lanes are trials, and what a sequence has, q and G, are numbers that all of them
-// share. The letters are those of attention-inl.h.
+// One layer for many trials: lanes are trials, which share the numbers q and G of a sequence. The letters are
+// those of attention-inl.h.
 //   a = W' q     c = P v + G v     yhat = scale sum_h a . c + rho q . h     g = scale r
 //   dW = sum q (g c)'     sum of G (g a)     sum of r q
-// Nothing is added up over lanes, and nothing depends on the tasks of lanes.
+// No sum runs over lanes, and all lanes have the same task.
 //
-// A vector of trials goes through the whole chunk, a few sequences at a time: W, dW, and the a and c of these
+// A vector of trials runs through the whole chunk, a few sequences at a time: W, dW, and the a and c of these
 // sequences stay in L1, 37 KiB at m = 11 with AVX-512, while G, 0.5 KiB a sequence, comes from L2. Three
-// vectors at a time would load a number of G once for all, but send a and c to L2 and back: 1.10 for 1.03 ms,
-// 50 trials of 2048 sequences. Trials that do not fill a vector are left to sequences in lanes.
+// vectors at a time would load each number of G once for all of them, but move a and c to L2 and back: 1.10
+// ms against 1.03 ms (50 trials, 2048 sequences). The remaining trials, which do not fill a vector, run with
+// sequences in lanes.
 
 template <class T>
 class LaneTrials {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
-  static constexpr std::int64_t kPart = 16;  // sequences at a time; the same time with 8 ... 16
+  static constexpr std::int64_t kPart = 16;  // sequences at a time; 8 ... 16 take the same time
 
  public:
   LaneTrials(Arena& arena, const Plan<T>& plan, const Results<T>& out, const Chunk<T>& chunk)
@@ -41,8 +42,8 @@ class LaneTrials {
     dW = arena.take<T>(out.dW != nullptr ? P.H * m * m * N : 0);
   }
 
-  // Takes the Gram matrices [m, m, lanes] and the queries of a tile of the chunk.
-  void take(std::int64_t tile, const T* matrices) {
+  // Loads the Gram matrices [m, m, lanes] and the queries of a tile of the chunk.
+  void load_tile(std::int64_t tile, const T* matrices) {
     const int lanes = chunk.lanes(tile);
     T *G_rows[N], *q_rows[N];
     for (int l = 0; l < lanes; ++l) {
@@ -53,8 +54,8 @@ class LaneTrials {
     L::store(chunk.q + tile * m * N, m, q_rows, 0, lanes);
   }
 
-  // Adds the sums of the chunk to records [runs, R, width] and block_dW [R, H, m, m]. Returns false when the
-  // call is to stop.
+  // Adds the sums of the chunk to records [runs, R, width] and block_dW [R, H, m, m]. Returns false if the
+  // call must stop.
   bool run(double* records, double* block_dW, Stop& stop, int thread) {
     if (!W_is_laid_out) lay_out_W();
     for (first_trial = 0; first_trial < trials; first_trial += N) {
@@ -62,11 +63,11 @@ class LaneTrials {
       for (std::int64_t begin = 0, end = 0; begin < chunk.count; begin = end) {
         const std::int64_t run = chunk.run[begin];
         while (end < chunk.count && chunk.run[end] == run) ++end;
-        if (stop.now(thread)) return false;
+        if (stop.requested(thread)) return false;
         load_parameters(chunk.task[begin]);
         L::zero(sums, at.width);
         for (std::int64_t first = begin; first < end; first += kPart) {
-          part(first, std::min(kPart, end - first));
+          run_part(first, std::min(kPart, end - first));
         }
         L::add_to_rows(sums, at.width, records + (run * P.R + first_trial) * at.width);
       }
@@ -76,7 +77,7 @@ class LaneTrials {
   }
 
  private:
-  // tile [size, lanes] of the rows that start at values + trial * stride.
+  // tile [size, lanes]: the rows at values + trial * stride of V::size trials.
   void by_trial(std::int64_t first, const T* values, std::int64_t stride, std::int64_t size, T* tile) const {
     const T* rows[N];
     for (int l = 0; l < N; ++l) rows[l] = values + (first + l) * stride;
@@ -89,7 +90,7 @@ class LaneTrials {
     W_is_laid_out = true;
   }
 
-  // v, h and the prompt's part of c.
+  // Loads v, h and the prompt's part of c.
   void load_parameters(std::int64_t task) {
     if (P.h != nullptr) by_trial(first_trial, P.h + task * m, P.K * m, m, h);
     if (P.p != nullptr) by_trial(first_trial, P.p + task * P.t * m, P.K * P.t * m, P.t * m, p);
@@ -103,8 +104,8 @@ class LaneTrials {
     }
   }
 
-  // Sequences first ... first + count - 1 of the chunk, which are of one task.
-  void part(std::int64_t first, std::int64_t count) {
+  // Runs sequences first ... first + count - 1 of the chunk, which have one task.
+  void run_part(std::int64_t first, std::int64_t count) {
     const T *Gs = G + first * m * m, *qs = q + first * m;
     for (std::int64_t head = 0; head < P.H; ++head) {
       const T* Wh = W + (first_trial * P.H + head * N) * m * m;
@@ -117,7 +118,7 @@ class LaneTrials {
     if (at.q >= 0) add_column(m, count, qs, residuals, sums + at.q * N, sums + at.q * N);
     for (std::int64_t head = 0; head < P.H; ++head) {
       if (at.e >= 0) {
-        // G is symmetric: the rows of all matrices, one below the other, are one factor.
+        // G is symmetric: the rows of all matrices form one factor [count m, m].
         T* sum = sums + (at.e + head * m) * N;
         add_column(m, count * m, Gs, a_of(head), sum, sum);
       }
@@ -142,7 +143,7 @@ class LaneTrials {
         attended = attended + L::dot(a_of(head) + s * m * N, c_of(head) + s * m * N, m);
       }
       V yhat = scale * attended;
-      if (P.h != nullptr) yhat = fma(rho, skipped(q + position * m), yhat);
+      if (P.h != nullptr) yhat = fma(rho, dot_h(q + position * m), yhat);
       if (out.yhat != nullptr) scatter_yhat(sequence, yhat);
       V r = V::zero();
       if (P.has_targets()) {
@@ -169,7 +170,7 @@ class LaneTrials {
   }
 
   // q . h of one sequence.
-  V skipped(const T* numbers) const {
+  V dot_h(const T* numbers) const {
     V sum = V::zero();
     for (std::int64_t j = 0; j < m; ++j) sum = fma(V::broadcast(numbers + j), L::at(h, j), sum);
     return sum;
@@ -193,8 +194,8 @@ class LaneTrials {
   const Chunk<T>& chunk;
   const std::int64_t m;
   const bool gradients;
-  const std::int64_t trials;     // the first ones of the call, whole vectors
-  std::int64_t first_trial = 0;  // of the vector at work
+  const std::int64_t trials;     // the first trials of the call, in whole vectors
+  std::int64_t first_trial = 0;  // of the current vector
   bool W_is_laid_out = false;
   T *G = nullptr, *q = nullptr;     // [sequences, m, m], [sequences, m] numbers
   T* W = nullptr;                   // [trials / lanes, H, m, m]

@@ -1,4 +1,4 @@
-"""How the CUDA kernels are compiled: setup.py, the tests and benchmarks/roofline.py ask here, and nowhere else."""
+"""How the CUDA kernels are compiled: setup.py, the tests and dev/roofline.py ask here, and nowhere else."""
 
 from __future__ import annotations
 

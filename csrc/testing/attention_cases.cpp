@@ -15,7 +15,7 @@ template <class Choices>
 Case draw(Choices& random) {
   Case c{};
   for (const Size& size : sizes()) c.*size.member = pick(random, size.values);
-  // A stack takes its trials one by one, however many they are.
+  // A stack runs its trials one after another: nine test as much as 35.
   if (c.layers > 0) c.R = std::min<std::int64_t>(c.R, 9);
   c.mode = static_cast<Mode>(std::min<std::int64_t>(random.below(5) / 2, 2));
   c.indexed = c.K > 1 || random.coin();
@@ -27,7 +27,7 @@ Case draw(Choices& random) {
   c.skips = random.coin();
   c.x_layout = static_cast<int>(random.below(3));
   c.q_layout = static_cast<int>(random.below(3));
-  // Every fourth wants all gradients: the subsets leave out what one of them needs.
+  // Every fourth case wants all gradients: a random subset seldom does.
   c.wants = random.below(4) == 0 ? ~0u : static_cast<unsigned>(random.next());
   c.seed = random.next();
   c.shares_v = c.seed % 4 == 0;
@@ -36,18 +36,18 @@ Case draw(Choices& random) {
 
 template <class T>
 Buffer<T> filled(Random& random, std::int64_t size, double scale = 1) {
-  Buffer<T> out = poisoned<T>(size);
+  Buffer<T> out = nan_buffer<T>(size);
   for (std::int64_t i = 0; i < size; ++i) out[i] = static_cast<T>(scale * random.unit());
   return out;
 }
 
-// Matrices [B, rows, m] with strides; what lies between the rows stays NaN.
+// Matrices [B, rows, m] with strides; the gaps between rows stay NaN.
 template <class T>
 Buffer<T> strided(Random& random, std::int64_t B, std::int64_t rows, std::int64_t m, std::int64_t batch,
                   std::int64_t row, std::int64_t shortage) {
   if (B == 0 || rows == 0) return nullptr;
   const std::int64_t size = (B - 1) * batch + (rows - 1) * row + m - shortage;
-  Buffer<T> out = poisoned<T>(size);
+  Buffer<T> out = nan_buffer<T>(size);
   for (std::int64_t i = 0; i < B * rows * m; ++i) {
     const std::int64_t at = i / (rows * m) * batch + i / m % rows * row + i % m;
     if (at < size) out[at] = static_cast<T>(random.unit());
@@ -84,14 +84,14 @@ Case draw_case(Choices& choices, double most) {
   while (work(c) > most) c = draw(choices);
   return c;
 }
-template Case draw_case(Bytes&, double);
+template Case draw_case(ByteChoices&, double);
 
 Case draw_case(std::uint64_t number, double most) {
   Random random(number);
   return draw_case(random, most);
 }
 
-double size_of_parameters(std::int64_t n, std::int64_t m) {
+double parameter_scale(std::int64_t n, std::int64_t m) {
   return 1 / (std::sqrt(static_cast<double>(n) + 1) * static_cast<double>(m));
 }
 
@@ -116,7 +116,7 @@ std::string describe(const Case& c) {
 }
 
 template <class T>
-Given<T>::Given(const Case& c, Shortage shortage) {
+OwnedProblem<T>::OwnedProblem(const Case& c, Shortage shortage) {
   Random random(c.seed);
   Problem<T>& P = problem;
   P = {};
@@ -125,7 +125,7 @@ Given<T>::Given(const Case& c, Shortage shortage) {
   P.x_row = m + (c.x_layout == 1 ? 3 : 0);
   P.x_batch = c.x_layout == 2 ? 0 : c.n * P.x_row + (c.x_layout == 1 ? 5 : 0);
   P.q_batch = c.q_layout == 2 ? 0 : m + (c.q_layout == 1 ? 2 : 0);
-  const double size = size_of_parameters(c.n, m);
+  const double size = parameter_scale(c.n, m);
   x = strided<T>(random, c.B, c.n, m, P.x_batch, P.x_row, shortage.x);
   q = strided<T>(random, c.B, 1, m, P.q_batch, m, 0);
   p = filled<T>(random, c.R * c.K * c.t * m);
@@ -158,46 +158,46 @@ Given<T>::Given(const Case& c, Shortage shortage) {
 }
 
 template <class T>
-const std::vector<Slot<T>>& slots() {
+const std::vector<ResultField<T>>& result_fields() {
   using To = Results<T>;
-  static const std::vector<Slot<T>> all = {
-      {"yhat", &To::yhat, &Outcome::yhat, &Roundings::yhat},
-      {"loss", &To::loss, &Outcome::loss, &Roundings::loss},
-      {"per_task", &To::per_task, &Outcome::per_task, &Roundings::per_task},
-      {"dx", &To::dx, &Outcome::dx, &Roundings::dx},
-      {"dq", &To::dq, &Outcome::dq, &Roundings::dq},
-      {"dp", &To::dp, &Outcome::dp, &Roundings::dp},
-      {"dA", &To::dA, &Outcome::dA, &Roundings::dA},
-      {"dC", &To::dC, &Outcome::dC, &Roundings::dC},
-      {"dW", &To::dW, &Outcome::dW, &Roundings::dW},
-      {"dv", &To::dv, &Outcome::dv, &Roundings::dv},
-      {"dh", &To::dh, &Outcome::dh, &Roundings::dh},
+  static const std::vector<ResultField<T>> all = {
+      {"yhat", &To::yhat, &OracleResults::yhat, &Roundings::yhat},
+      {"loss", &To::loss, &OracleResults::loss, &Roundings::loss},
+      {"per_task", &To::per_task, &OracleResults::per_task, &Roundings::per_task},
+      {"dx", &To::dx, &OracleResults::dx, &Roundings::dx},
+      {"dq", &To::dq, &OracleResults::dq, &Roundings::dq},
+      {"dp", &To::dp, &OracleResults::dp, &Roundings::dp},
+      {"dA", &To::dA, &OracleResults::dA, &Roundings::dA},
+      {"dC", &To::dC, &OracleResults::dC, &Roundings::dC},
+      {"dW", &To::dW, &OracleResults::dW, &Roundings::dW},
+      {"dv", &To::dv, &OracleResults::dv, &Roundings::dv},
+      {"dh", &To::dh, &OracleResults::dh, &Roundings::dh},
   };
   return all;
 }
 
 template <class T>
-Made<T>::Made(const Case& c, const Outcome& expected, Shortage shortage) {
-  for (std::size_t i = 0; i < slots<T>().size(); ++i) {
-    const Slot<T>& slot = slots<T>()[i];
-    const bool of_loss = slot.result == &Results<T>::loss || slot.result == &Results<T>::per_task;
+OwnedResults<T>::OwnedResults(const Case& c, const OracleResults& expected, Shortage shortage) {
+  for (std::size_t i = 0; i < result_fields<T>().size(); ++i) {
+    const ResultField<T>& slot = result_fields<T>()[i];
+    const bool is_loss = slot.result == &Results<T>::loss || slot.result == &Results<T>::per_task;
     bool wanted = (c.wants >> i & 1u) != 0 && c.mode != Mode::kPredict;
-    if (of_loss) wanted = c.mode == Mode::kLoss;
+    if (is_loss) wanted = c.mode == Mode::kLoss;
     if (slot.result == &Results<T>::yhat) wanted = wanted || c.mode == Mode::kPredict;
     if (slot.result == &Results<T>::dh) wanted = wanted && c.skips;
     const auto size = static_cast<std::int64_t>((expected.*slot.expected).size());
-    const std::int64_t taken = slot.result == &Results<T>::yhat ? shortage.yhat : 0;
+    const std::int64_t missing = slot.result == &Results<T>::yhat ? shortage.yhat : 0;
     count.push_back(wanted ? size : 0);
-    buffers.push_back(poisoned<T>(count.back() - taken));
+    buffers.push_back(nan_buffer<T>(count.back() - missing));
     results.*slot.result = buffers.back().get();
   }
 }
 
-template struct Given<float>;
-template struct Given<double>;
-template struct Made<float>;
-template struct Made<double>;
-template const std::vector<Slot<float>>& slots();
-template const std::vector<Slot<double>>& slots();
+template struct OwnedProblem<float>;
+template struct OwnedProblem<double>;
+template struct OwnedResults<float>;
+template struct OwnedResults<double>;
+template const std::vector<ResultField<float>>& result_fields();
+template const std::vector<ResultField<double>>& result_fields();
 
 }  // namespace fastlin

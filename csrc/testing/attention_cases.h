@@ -12,18 +12,18 @@
 
 namespace fastlin {
 
-// A buffer of its own, so that the address sanitizer sees one element too many. Null when empty, as torch
-// has it.
+// Each array is its own allocation, so that AddressSanitizer reports an access one element past its end. Null
+// when empty, as in torch.
 template <class T>
 using Buffer = std::unique_ptr<T[]>;
 
-// Elements that are taken off some buffers, to prove that an overrun is seen.
+// Elements missing at the end of some buffers, to prove that an overrun is reported.
 struct Shortage {
   std::int64_t x = 0, yhat = 0;
 };
 
 template <class T>
-Buffer<T> poisoned(std::int64_t size) {
+Buffer<T> nan_buffer(std::int64_t size) {
   if (size <= 0) return nullptr;
   Buffer<T> out(new T[static_cast<std::size_t>(size)]);
   for (std::int64_t i = 0; i < size; ++i) out[i] = std::numeric_limits<T>::quiet_NaN();
@@ -51,10 +51,10 @@ class Random {
   std::uint64_t state_;
 };
 
-// The same choices from bytes that somebody else makes up; zeros when there are no more.
-class Bytes {
+// The same choices from the bytes of a fuzzer; zeros after the last byte.
+class ByteChoices {
  public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
+  ByteChoices(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
 
   std::uint64_t next() {
     std::uint64_t all = 0;
@@ -78,15 +78,15 @@ enum class Mode { kLoss, kReverse, kPredict };
 struct Case {
   std::int64_t B, n, m, K, t, R, H, layers;
   Mode mode;
-  bool indexed, sorted;  // tasks: whether there is an index, and in order
+  bool indexed, sorted;  // whether the tasks are given, and sorted
   bool is_gram, see_query, shares_v, weighted, skips;
   int x_layout, q_layout;  // 0 contiguous, 1 with gaps, 2 the same for all sequences
-  unsigned wants;          // bits in the order of `slots`
+  unsigned wants;          // bits in the order of `result_fields`
   std::uint64_t seed;
 };
 
-// Values that sizes are drawn from: on both sides of lane counts, of register tiles, of blocks and of the
-// lengths at which sums are split.
+// The values that a size may have: on both sides of lane counts, register tiles, blocks, and the lengths at
+// which sums are split.
 struct Size {
   const char* name;
   std::int64_t Case::* member;
@@ -97,49 +97,50 @@ const std::vector<Size>& sizes();
 // Multiply-adds of 16 lanes, roughly.
 double work(const Case& c);
 
-// A case whose work is at most `most` multiply-adds; larger draws are drawn again. From Random or Bytes.
+// Draws until the work is at most `most` multiply-adds. Choices is Random or ByteChoices.
 template <class Choices>
 Case draw_case(Choices& choices, double most);
 
 // The case with this number.
 Case draw_case(std::uint64_t number, double most);
 
-// The size of W, and the square of that of A and C, at which each layer leaves numbers as large as it finds
-// them.
-double size_of_parameters(std::int64_t n, std::int64_t m);
+// Scale of the entries of W, and the square of the scale of A and C, at which a layer preserves the size of
+// its input.
+double parameter_scale(std::int64_t n, std::int64_t m);
 
 std::string describe(const Case& c);
 
 // A problem and the memory that it points to.
 template <class T>
-struct Given {
-  explicit Given(const Case& c, Shortage shortage = {});
-  Given(const Given&) = delete;
+struct OwnedProblem {
+  explicit OwnedProblem(const Case& c, Shortage shortage = {});
+  OwnedProblem(const OwnedProblem&) = delete;
 
   Problem<T> problem;
   Buffer<T> x, q, p, A, C, W, v, h, y, weight, gy;
   Buffer<std::int64_t> task;
 };
 
-// A result: its name, where the kernel leaves it, what the oracle says, and through how many roundings.
+// A result: its name, its pointer in Results, the oracle's values, and how many roundings its terms pass
+// through.
 template <class T>
-struct Slot {
+struct ResultField {
   const char* name;
   T* Results<T>::* result;
-  std::vector<double> Outcome::* expected;
+  std::vector<double> OracleResults::* expected;
   double Roundings::* steps;
 };
 template <class T>
-const std::vector<Slot<T>>& slots();
+const std::vector<ResultField<T>>& result_fields();
 
-// Room for the wanted results, all NaN.
+// Buffers for the wanted results, filled with NaN.
 template <class T>
-struct Made {
-  Made(const Case& c, const Outcome& expected, Shortage shortage = {});
+struct OwnedResults {
+  OwnedResults(const Case& c, const OracleResults& expected, Shortage shortage = {});
 
   Results<T> results{};
-  std::vector<Buffer<T>> buffers;   // as slots
-  std::vector<std::int64_t> count;  // of elements; 0 when not wanted
+  std::vector<Buffer<T>> buffers;   // in the order of result_fields
+  std::vector<std::int64_t> count;  // elements; 0 when not wanted
 };
 
 }  // namespace fastlin

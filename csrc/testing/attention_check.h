@@ -1,8 +1,8 @@
-// Edge problems with what their results should be, and whether they are.
+// Compares the results of edge problems with those of the oracle.
 //
-// Tolerance: each result is a polynomial in the inputs, so that a rounding of relative size eps / 2 moves it
-// by at most that times the sum of the absolute values of its terms. A term passes through N roundings, which
-// are as good as independent and add up to sqrt(N); four times that, element by element.
+// Tolerance: each result is a polynomial in the inputs. A rounding of relative size eps / 2 moves it by at
+// most that times the sum of the absolute values of its terms. A term passes through N roundings; they are
+// nearly independent and add up to sqrt(N) of one. The tolerance is four times that, element by element.
 #pragma once
 
 #include <cmath>
@@ -14,52 +14,52 @@
 
 namespace fastlin {
 
-// Whether the values are as expected; the largest error in tolerances is kept.
-inline double worst = 0;
+// The largest error of all comparisons so far, in tolerances.
+inline double largest_error = 0;
 
 template <class T>
-bool close(const T* found, const std::vector<double>& expected, const std::vector<double>& magnitude,
+bool close(const T* values, const std::vector<double>& expected, const std::vector<double>& magnitude,
            double steps, const char* what) {
   const double unit = std::numeric_limits<T>::epsilon() * std::sqrt(steps);
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double error = std::abs(static_cast<double>(found[i]) - expected[i]);
+    const double error = std::abs(static_cast<double>(values[i]) - expected[i]);
     if (!(error <= 4 * unit * magnitude[i])) {
-      std::printf("%s[%zu] is %.9g instead of %.9g, tolerance %.2g\n", what, i, static_cast<double>(found[i]),
-                  expected[i], 4 * unit * magnitude[i]);
+      std::printf("%s[%zu] is %.9g instead of %.9g, tolerance %.2g\n", what, i,
+                  static_cast<double>(values[i]), expected[i], 4 * unit * magnitude[i]);
       return false;
     }
-    if (error > 0) worst = std::max(worst, error / (4 * unit * magnitude[i]));
+    if (error > 0) largest_error = std::max(largest_error, error / (4 * unit * magnitude[i]));
   }
   return true;
 }
 
 template <class T>
-bool same_bits(const Made<T>& one, const Made<T>& other) {
+bool same_bits(const OwnedResults<T>& one, const OwnedResults<T>& other) {
   for (std::size_t i = 0; i < one.buffers.size(); ++i) {
     const std::size_t bytes = static_cast<std::size_t>(one.count[i]) * sizeof(T);
     if (bytes > 0 && std::memcmp(one.buffers[i].get(), other.buffers[i].get(), bytes) != 0) {
-      std::printf("%s has other bits\n", slots<T>()[i].name);
+      std::printf("%s has different bits\n", result_fields<T>()[i].name);
       return false;
     }
   }
   return true;
 }
 
-// A problem, what its results are, and through how many roundings.
+// A problem, the oracle's results, and how many roundings the terms of each result pass through.
 template <class T>
-struct Question {
-  explicit Question(const Case& c, Shortage shortage = {})
+struct CheckedProblem {
+  explicit CheckedProblem(const Case& c, Shortage shortage = {})
       : shape(c),
-        given(c, shortage),
-        expected(evaluate(given.problem, false)),
-        magnitude(evaluate(given.problem, true)),
-        steps(roundings(given.problem)) {}
+        owned(c, shortage),
+        expected(evaluate(owned.problem, false)),
+        magnitude(evaluate(owned.problem, true)),
+        steps(roundings(owned.problem)) {}
 
-  bool holds(const Made<T>& made) const {
-    for (std::size_t i = 0; i < made.buffers.size(); ++i) {
-      const Slot<T>& slot = slots<T>()[i];
-      if (made.count[i] > 0 && !close(made.buffers[i].get(), expected.*slot.expected,
-                                      magnitude.*slot.expected, steps.*slot.steps, slot.name)) {
+  bool holds(const OwnedResults<T>& outputs) const {
+    for (std::size_t i = 0; i < outputs.buffers.size(); ++i) {
+      const ResultField<T>& slot = result_fields<T>()[i];
+      if (outputs.count[i] > 0 && !close(outputs.buffers[i].get(), expected.*slot.expected,
+                                         magnitude.*slot.expected, steps.*slot.steps, slot.name)) {
         return false;
       }
     }
@@ -67,8 +67,8 @@ struct Question {
   }
 
   Case shape;
-  Given<T> given;
-  Outcome expected, magnitude;
+  OwnedProblem<T> owned;
+  OracleResults expected, magnitude;
   Roundings steps;
 };
 

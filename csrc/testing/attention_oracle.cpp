@@ -94,11 +94,11 @@ class Evaluation {
     for (std::int64_t b = 0; b < P.B; ++b) count[task(b)] += 1;
   }
 
-  Outcome run() {
+  OracleResults run() {
     for (std::int64_t b = 0; b < P.B; ++b) sequence(b);
     for (std::int64_t r = 0; P.y != nullptr && r < P.R; ++r) {
       for (std::int64_t k = 0; k < P.K; ++k) {
-        double& mean = out.per_task[r * P.K + k];  // so far a sum
+        double& mean = out.per_task[r * P.K + k];  // still a sum here
         const double weight = P.weight == nullptr ? count[k] / P.B : of(P.weight[k]);
         mean = count[k] > 0 ? mean / count[k] : 0;
         out.loss[r] += weight * mean;
@@ -247,13 +247,13 @@ class Evaluation {
   const bool magnitudes;
   const double scale;
   Vector count;  // [K] sequences
-  Outcome out;
+  OracleResults out;
 };
 
 }  // namespace
 
 template <class T>
-Outcome evaluate(const Problem<T>& problem, bool magnitudes) {
+OracleResults evaluate(const Problem<T>& problem, bool magnitudes) {
   return Evaluation<T>(problem, magnitudes).run();
 }
 
@@ -268,8 +268,8 @@ std::vector<double> evaluate_gram(const Problem<T>& problem, bool magnitudes) {
   return all;
 }
 
-// A product passes through the roundings of its factors and its own, a sum through those of its longest term
-// and one for each addition.
+// A product has the roundings of its factors and one more; a sum has those of its longest term and one for
+// each addition.
 template <class T>
 Roundings roundings(const Problem<T>& P) {
   const double m = P.m, H = P.H, B = P.B, R = P.R;
@@ -302,8 +302,8 @@ Roundings roundings(const Problem<T>& P) {
   return N;
 }
 
-template Outcome evaluate(const Problem<float>&, bool);
-template Outcome evaluate(const Problem<double>&, bool);
+template OracleResults evaluate(const Problem<float>&, bool);
+template OracleResults evaluate(const Problem<double>&, bool);
 template std::vector<double> evaluate_gram(const Problem<float>&, bool);
 template std::vector<double> evaluate_gram(const Problem<double>&, bool);
 template Roundings roundings(const Problem<float>&);

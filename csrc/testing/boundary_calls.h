@@ -1,5 +1,5 @@
-// Calls of the boundary, as the Python modules take them, made from bytes: right ones, and such with a few
-// arguments that are not.
+// Arguments for the functions of the Python modules, made from bytes: correct ones, and ones with a few wrong
+// values.
 #pragma once
 
 #include <limits>
@@ -10,16 +10,16 @@
 
 namespace fastlin {
 
-// Where an array is said to be before there is one: aligned for every type.
-constexpr std::uintptr_t kSomewhere = 64;
+// Stands for an array that is not allocated yet; aligned for every type.
+constexpr std::uintptr_t kFakeAddress = 64;
 
 template <class T>
 std::uintptr_t address_of(const T* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-// A size, a stride or a count: small, on either side of what is refused, or absurd.
-inline std::int64_t any_number(Bytes& bytes) {
+// A size, a stride or a count: small, just inside or outside a limit, or absurd.
+inline std::int64_t any_number(ByteChoices& bytes) {
   constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
   constexpr std::int64_t kOdd[] = {0,
                                    1,
@@ -40,54 +40,54 @@ inline std::int64_t any_number(Bytes& bytes) {
   return bytes.coin() ? bytes.below(40) : kOdd[bytes.below(16)];
 }
 
-inline double any_factor(Bytes& bytes) {
+inline double any_factor(ByteChoices& bytes) {
   constexpr double kOdd[] = {0.0, -0.0, 1.0, -1.0, 1e-310, 1e300, HUGE_VAL, NAN};
   return kOdd[bytes.below(8)];
 }
 
 template <class Container>
-auto& any_of(Bytes& bytes, Container& values) {
+auto& any_element(ByteChoices& bytes, Container& values) {
   return values[static_cast<std::size_t>(bytes.below(static_cast<std::int64_t>(values.size())))];
 }
 
-// An address that is there or not, or not aligned; or one too many or too few.
-inline void change_addresses(Bytes& bytes, Addresses& addresses) {
+// Makes an address null, non-null or misaligned, or adds or removes one.
+inline void change_addresses(ByteChoices& bytes, Addresses& addresses) {
   const std::int64_t kind = bytes.below(8);
   if (addresses.empty() || kind == 0) {
-    addresses.push_back(kSomewhere);
+    addresses.push_back(kFakeAddress);
   } else if (kind == 1) {
     addresses.pop_back();
   } else {
-    std::uintptr_t& address = any_of(bytes, addresses);
-    address = kind == 2 ? kSomewhere + static_cast<std::uintptr_t>(bytes.below(8))
-                        : (address == 0 ? kSomewhere : 0);
+    std::uintptr_t& address = any_element(bytes, addresses);
+    address = kind == 2 ? kFakeAddress + static_cast<std::uintptr_t>(bytes.below(8))
+                        : (address == 0 ? kFakeAddress : 0);
   }
 }
 
-// Returns whether numbers stay such that results can be compared.
-inline bool change_source(Bytes& bytes, SourceTuple& source) {
-  auto& [sizes, numbers, addresses, place] = source;
+// Returns whether results can still be compared with the oracle's.
+inline bool change_source(ByteChoices& bytes, SourceTuple& source) {
+  auto& [sizes, numbers, addresses, counter] = source;
   switch (bytes.below(4)) {
     case 0:
-      any_of(bytes, sizes) = any_number(bytes);
+      any_element(bytes, sizes) = any_number(bytes);
       return true;
     case 1:
-      any_of(bytes, numbers) = any_factor(bytes);
+      any_element(bytes, numbers) = any_factor(bytes);
       return false;
     case 2:
       change_addresses(bytes, addresses);
       return true;
     default:
-      any_of(bytes, place) = static_cast<std::uint64_t>(any_number(bytes));
+      any_element(bytes, counter) = static_cast<std::uint64_t>(any_number(bytes));
       return true;
   }
 }
 
-inline SourceTuple any_source(Bytes& bytes) {
-  const auto kind = static_cast<Kind>(bytes.below(4));
-  const Drawn drawn(kind, 1 + bytes.below(9), bytes.below(20), bytes.coin());
-  const Source& S = drawn.source;
-  const auto flag = [](const void* pointer) { return pointer == nullptr ? 0 : kSomewhere; };
+inline SourceTuple any_source(ByteChoices& bytes) {
+  const auto kind = static_cast<SourceKind>(bytes.below(4));
+  const TestSource test(kind, 1 + bytes.below(9), bytes.below(20), bytes.coin());
+  const Source& S = test.source;
+  const auto flag = [](const void* pointer) { return pointer == nullptr ? 0 : kFakeAddress; };
   return {{S.d, S.n, S.K, S.bias, S.period},
           {S.radius, S.noise_std},
           {flag(S.means), flag(S.factors), flag(S.cumulative), flag(S.strata), flag(S.feature_factor)},
@@ -103,7 +103,7 @@ struct AttentionArguments {
   Flags flags{};
   Addresses inputs, results;
   std::optional<SourceTuple> source;
-  bool comparable = true;   // whether no number is beyond what an oracle can follow
+  bool comparable = true;   // whether the oracle can follow every number
   bool wrong_task = false;  // whether a task index is outside [0, K)
 
   template <class T>
@@ -119,30 +119,31 @@ struct AttentionArguments {
                 address_of(out.dq),   address_of(out.dp),   address_of(out.dA),       address_of(out.dC),
                 address_of(out.dW),   address_of(out.dv),   address_of(out.dh)} {}
 
-  // Its data are drawn from a source.
-  void draw(const SourceTuple& given) {
-    source = given;
-    const auto& [of_source, numbers, addresses, place] = given;
-    sizes[1] = of_source[1], sizes[2] = of_source[0] + (of_source[3] != 0 ? 2 : 1), sizes[3] = of_source[2];
+  // Makes the kernel draw its data from a source.
+  void draw_from(const SourceTuple& tuple) {
+    source = tuple;
+    const auto& [source_sizes, numbers, addresses, counter] = tuple;
+    sizes[1] = source_sizes[1], sizes[2] = source_sizes[0] + (source_sizes[3] != 0 ? 2 : 1),
+    sizes[3] = source_sizes[2];
     for (std::size_t data : {0, 1, 2, 9, 11}) inputs[data] = 0;
     for (std::size_t data : {3, 4}) results[data] = 0;
   }
 
-  void change(Bytes& bytes) {
+  void change(ByteChoices& bytes) {
     switch (bytes.below(9)) {
       case 0:
       case 1:
-        any_of(bytes, sizes) = any_number(bytes);
+        any_element(bytes, sizes) = any_number(bytes);
         break;
       case 2:
-        any_of(bytes, strides) = any_number(bytes);
+        any_element(bytes, strides) = any_number(bytes);
         break;
       case 3:
-        any_of(bytes, factors) = any_factor(bytes);
+        any_element(bytes, factors) = any_factor(bytes);
         comparable = false;
         break;
       case 4:
-        any_of(bytes, flags) = bytes.coin();
+        any_element(bytes, flags) = bytes.coin();
         break;
       case 5:
         change_addresses(bytes, inputs);

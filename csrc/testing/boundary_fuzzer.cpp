@@ -1,48 +1,26 @@
-// Bytes as calls of the boundary: attention, gram, sample, sample_tasks and the random arrays with arguments
-// of which some may be wrong. A call is refused with the name of the argument; or its arrays are given
-// exactly the elements that binding_checks.h says that they have, the kernel runs on them under the
-// sanitizers, and its results are those of the oracle.
+// Makes calls from bytes: attention, gram, sample, sample_tasks and the random arrays, with some wrong
+// arguments. Either the checks refuse the call with an error that names an argument; or the kernel runs under
+// the sanitizers, on arrays of exactly the sizes that binding_checks.h computes, and its results agree with
+// the oracle's.
 //
-//   boundary_fuzzer COUNT SEED     that many random strings of bytes; prints "ok COUNT"
-//   boundary_fuzzer plant          an array that is one element short, which a sanitizer must see
+//   boundary_fuzzer COUNT SEED     COUNT random byte strings; prints "ok COUNT"
+//   boundary_fuzzer plant          arrays that are one element short, which a sanitizer must report
 //
-// With FASTLIN_LIBFUZZER it has no main: libFuzzer's makes the bytes, guided by coverage.
+// With FASTLIN_LIBFUZZER it has no main: libFuzzer makes the bytes, guided by coverage.
 
 #include "testing/attention_check.h"
 #include "testing/boundary_calls.h"
-#include "testing/boundary_room.h"
+#include "testing/boundary_memory.h"
+#include "testing/instruction_sets.h"
 
 namespace fastlin {
 
-#ifndef FASTLIN_WITHOUT_PORTABLE
-namespace portable64 {
-extern const InstructionSet instruction_set;
-}
-namespace portable16 {
-extern const InstructionSet instruction_set;
-}
-#endif
-std::int64_t planted_shortage = 0;  // of the workspace's arrays, where it is guarded: none here
-
 namespace {
 
-const InstructionSet& any_set(Bytes& bytes) {
-  static const std::vector<const InstructionSet*> all = [] {
-    std::vector<const InstructionSet*> sets;
-    for (const InstructionSet* set : instruction_sets()) {
-      if (set->runs_here()) sets.push_back(set);
-    }
-#ifndef FASTLIN_WITHOUT_PORTABLE
-    sets.push_back(&portable64::instruction_set);
-    sets.push_back(&portable16::instruction_set);
-#endif
-    return sets;
-  }();
-  return *any_of(bytes, all);
+const InstructionSet& any_set(ByteChoices& bytes) {
+  static const std::vector<const InstructionSet*> all = tested_instruction_sets();
+  return *any_element(bytes, all);
 }
-
-const Kernels<float>& kernels_of(const InstructionSet& set, float) { return set.single; }
-const Kernels<double>& kernels_of(const InstructionSet& set, double) { return set.dbl; }
 
 template <class T>
 double work_of(const Problem<T>& P) {
@@ -53,8 +31,8 @@ double work_of(const Problem<T>& P) {
 }
 
 // Whether all numbers, zeros excepted, are between 1 / limit and limit.
-bool all_within(const Outcome& outcome, double limit) {
-  for (const auto& slot : slots<double>()) {
+bool all_within(const OracleResults& outcome, double limit) {
+  for (const auto& slot : result_fields<double>()) {
     for (double value : outcome.*slot.expected) {
       if (value != 0 && !(1 / limit < value && value < limit)) return false;
     }
@@ -62,34 +40,34 @@ bool all_within(const Outcome& outcome, double limit) {
   return true;
 }
 
-// The results against the oracle's, unless they are beyond what T has exponents for.
+// Compares the results with the oracle's, unless they may overflow or underflow in T.
 template <class T>
 void compare(const Problem<T>& P, const Results<T>& out, const std::vector<std::int64_t>& sizes) {
   if (P.layers > 40) return;  // a term of L layers passes through 3^L roundings
-  const Outcome expected = evaluate(P, false), magnitude = evaluate(P, true);
+  const OracleResults expected = evaluate(P, false), magnitude = evaluate(P, true);
   if (!all_within(magnitude, sizeof(T) == sizeof(float) ? 1e15 : 1e100)) return;
   const Roundings steps = roundings(P);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const Slot<T>& slot = slots<T>()[i];
+    const ResultField<T>& slot = result_fields<T>()[i];
     if (out.*slot.result == nullptr) continue;
     if (static_cast<std::size_t>(sizes[i]) != (expected.*slot.expected).size()) {
-      found(std::string(slot.name) + " has another size than the oracle says");
+      fail(std::string(slot.name) + " differs in size from the oracle's");
     }
     if (!close(out.*slot.result, expected.*slot.expected, magnitude.*slot.expected, steps.*slot.steps,
                slot.name)) {
-      found(slot.name);
+      fail(slot.name);
     }
   }
   ++counts.compared;
 }
 
-// The sequences that a source draws, as Gram matrices in a problem of their own.
+// A problem on the sequences that a source draws, stored as Gram matrices.
 template <class T>
-struct KeptProblem {
-  KeptProblem(const Problem<T>& P, const Kernels<T>& kernels)
-      : x(poisoned<T>(P.B * P.m * P.m)),
-        q(poisoned<T>(P.B * P.m)),
-        y(poisoned<T>(P.B)),
+struct StoredProblem {
+  StoredProblem(const Problem<T>& P, const Kernels<T>& kernels)
+      : x(nan_buffer<T>(P.B * P.m * P.m)),
+        q(nan_buffer<T>(P.B * P.m)),
+        y(nan_buffer<T>(P.B)),
         task(new std::int64_t[static_cast<std::size_t>(P.B)]),
         problem(P) {
     kernels.sample(*P.source, P.B, true, {x.get(), q.get(), y.get(), task.get()}, 1, {});
@@ -104,20 +82,19 @@ struct KeptProblem {
 };
 
 template <class T>
-void attention(Bytes& bytes) {
-  const Kernels<T>& kernels = kernels_of(any_set(bytes), T());
+void attention(ByteChoices& bytes) {
+  const Kernels<T>& kernels = kernels_of<T>(any_set(bytes));
   const bool drawn = bytes.below(3) == 0;
   const std::int64_t changes = std::max<std::int64_t>(bytes.below(6) - 2, 0);
   const Case c = draw_case(bytes, kWork);
-  const Given<T> given(c);
-  // Made only for the results that are wanted.
-  const Made<T> made(c, evaluate(given.problem, false));
-  AttentionArguments arguments(given.problem, made.results);
-  if (drawn) arguments.draw(any_source(bytes));
+  const OwnedProblem<T> right(c);
+  const OwnedResults<T> wanted(c, evaluate(right.problem, false));
+  AttentionArguments arguments(right.problem, wanted.results);
+  if (drawn) arguments.draw_from(any_source(bytes));
   for (std::int64_t i = 0; i < changes; ++i) arguments.change(bytes);
 
   std::optional<Call<T>> call;
-  if (!is_taken(changes == 0, [&] {
+  if (!is_accepted(changes == 0, [&] {
         check_threads(arguments.threads);
         call.emplace(arguments.sizes, arguments.strides, arguments.factors, arguments.flags, arguments.inputs,
                      arguments.results, arguments.source);
@@ -132,50 +109,51 @@ void attention(Bytes& bytes) {
       })) {
     return;
   }
-  Room memory(c.seed);
-  memory.parameters = size_of_parameters(P.n, P.m);
+  CallMemory memory(c.seed);
+  memory.parameters = parameter_scale(P.n, P.m);
   memory.tasks = P.K;
   memory.wrong_task = arguments.wrong_task;
   std::vector<std::int64_t> sizes;  // of the results
   for_each_array(P, out, [&](const char* name, auto*& pointer, std::int64_t count, Use) {
-    memory.give(name, pointer, count);
+    memory.allocate(name, pointer, count);
     if (!std::is_const<std::remove_pointer_t<std::remove_reference_t<decltype(pointer)>>>::value) {
       sizes.push_back(count);
     }
   });
   for_each_array(call->source, [&](const char* name, auto*& pointer, std::int64_t count, Use) {
-    memory.give(name, pointer, count);
+    memory.allocate(name, pointer, count);
   });
-  // Only the tasks are wrong on purpose, and only if they are there.
+  // The kernel itself refuses wrong tasks, and nothing else.
   const bool stops = arguments.wrong_task && P.task != nullptr && P.B > 0;
   try {
     kernels.attention(P, out, static_cast<int>(arguments.threads), {});
   } catch (const std::out_of_range&) {
-    if (!stops) found("a right task is refused");
+    if (!stops) fail("a correct task was refused");
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const T* result = out.*slots<T>()[i].result;
-      if (result != nullptr && sizes[i] > 0 && !std::isnan(result[0])) found("written before a wrong task");
+      const T* result = out.*result_fields<T>()[i].result;
+      if (result != nullptr && sizes[i] > 0 && !std::isnan(result[0]))
+        fail("results were written before a wrong task was refused");
     }
-    ++counts.stopped;
+    ++counts.wrong_tasks;
     return;
   }
-  if (stops) found("a wrong task is taken");
+  if (stops) fail("a wrong task was accepted");
   ++counts.ran;
   if (!arguments.comparable || P.counts != nullptr) return;
   if (P.source == nullptr) {
     compare(P, out, sizes);
   } else {
-    compare(KeptProblem<T>(P, kernels).problem, out, sizes);
+    compare(StoredProblem<T>(P, kernels).problem, out, sizes);
   }
 }
 
 template <class T>
-void gram(Bytes& bytes) {
-  const Kernels<T>& kernels = kernels_of(any_set(bytes), T());
+void gram(ByteChoices& bytes) {
+  const Kernels<T>& kernels = kernels_of<T>(any_set(bytes));
   const std::int64_t changes = std::max<std::int64_t>(bytes.below(4) - 1, 0);
   const Case c = draw_case(bytes, kWork);
   std::int64_t sizes[] = {c.B, c.n, c.m, c.n * (c.m + 1), c.m + 1}, threads = 1 + bytes.below(8);
-  Addresses addresses{kSomewhere, kSomewhere};
+  Addresses addresses{kFakeAddress, kFakeAddress};
   for (std::int64_t i = 0; i < changes; ++i) {
     const std::int64_t which = bytes.below(7);
     if (which < 5) sizes[which] = any_number(bytes);
@@ -185,7 +163,7 @@ void gram(Bytes& bytes) {
   const auto [B, n, m, batch, row] = sizes;
   Problem<T> P{};
   T* G = nullptr;
-  if (!is_taken(changes == 0, [&, B = B, n = n, m = m, batch = batch, row = row] {
+  if (!is_accepted(changes == 0, [&, B = B, n = n, m = m, batch = batch, row = row] {
         check_threads(threads);
         check_count("addresses", addresses, 2);
         P.x = at<const T>(addresses, 0), G = at<T>(addresses, 1);
@@ -194,32 +172,33 @@ void gram(Bytes& bytes) {
     return;
   }
   P.B = B, P.n = n, P.m = m, P.x_batch = batch, P.x_row = row, P.K = P.R = P.H = 1;
-  const std::int64_t of_z = extent("z", B, n, m, batch, row);
+  const std::int64_t z_elements = extent("z", B, n, m, batch, row);
   const auto arrays = [&](auto each) {
-    each("z", P.x, of_z, Use::kNeeded);
+    each("z", P.x, z_elements, Use::kNeeded);
     each("G", G, P.B * P.m * P.m, Use::kNeeded);
   };
   if (!is_small(work_of(P), arrays)) return;
-  Room memory(c.seed);
-  arrays(
-      [&](const char* name, auto*& pointer, std::int64_t count, Use) { memory.give(name, pointer, count); });
+  CallMemory memory(c.seed);
+  arrays([&](const char* name, auto*& pointer, std::int64_t count, Use) {
+    memory.allocate(name, pointer, count);
+  });
   kernels.gram(P.x, batch, row, B, n, m, G, static_cast<int>(threads), {});
   ++counts.ran;
   if (B == 0) return;
-  if (!close(G, evaluate_gram(P, false), evaluate_gram(P, true), static_cast<double>(n) + 1, "G")) found("G");
+  if (!close(G, evaluate_gram(P, false), evaluate_gram(P, true), static_cast<double>(n) + 1, "G")) fail("G");
   ++counts.compared;
 }
 
-// Sequences that are kept, or their tasks alone.
+// Stored sequences, or their tasks only.
 template <class T>
-void sample(Bytes& bytes) {
-  const Kernels<T>& kernels = kernels_of(any_set(bytes), T());
+void sample(ByteChoices& bytes) {
+  const Kernels<T>& kernels = kernels_of<T>(any_set(bytes));
   const std::int64_t changes = std::max<std::int64_t>(bytes.below(4) - 1, 0);
   std::int64_t B = bytes.below(140), threads = 1 + bytes.below(8);
   const bool is_gram = bytes.coin(), only_tasks = bytes.below(4) == 0, wrong_strata = bytes.below(8) == 0;
   const std::uint64_t seed = bytes.next();
   SourceTuple source = any_source(bytes);
-  Addresses results(4, kSomewhere);
+  Addresses results(4, kFakeAddress);
   bool comparable = true;
   for (std::int64_t i = 0; i < changes; ++i) {
     const std::int64_t which = bytes.below(6);
@@ -230,7 +209,7 @@ void sample(Bytes& bytes) {
   }
   Source S{};
   Sample<T> out{};
-  if (!is_taken(changes == 0, [&] {
+  if (!is_accepted(changes == 0, [&] {
         check_threads(threads);
         S = source_of(source);
         if (only_tasks) {
@@ -251,56 +230,56 @@ void sample(Bytes& bytes) {
   };
   const double rows = static_cast<double>(is_gram ? S.d + 2 : S.n) + 1, d = static_cast<double>(S.d);
   if (!is_small(d * d * d + (static_cast<double>(B) + 16) * rows * d * d, arrays)) return;
-  Room memory(seed);
+  CallMemory memory(seed);
   memory.tasks = S.K;
   memory.wrong_task = wrong_strata && !only_tasks;
-  const auto give = [&](const char* name, auto*& pointer, std::int64_t count, Use) {
-    memory.give(name, pointer, count);
+  const auto allocate = [&](const char* name, auto*& pointer, std::int64_t count, Use) {
+    memory.allocate(name, pointer, count);
   };
-  arrays(give);
+  arrays(allocate);
   if (only_tasks) {
     kernels.sample_tasks(S, B, out.task, static_cast<int>(threads), {});
   } else {
-    if (!is_taken(!memory.wrong_task, [&] { check_strata(S, B); })) return;
+    if (!is_accepted(!memory.wrong_task, [&] { check_strata(S, B); })) return;
     kernels.sample(S, B, is_gram, out, static_cast<int>(threads), {});
   }
   ++counts.ran;
   for (std::int64_t i = 0; i < B; ++i) {
-    if (out.task[i] < 0 || out.task[i] >= S.K) found("a task outside [0, K)");
-    if (!only_tasks && comparable && !std::isfinite(out.y[i])) found("y is not finite");
+    if (out.task[i] < 0 || out.task[i] >= S.K) fail("a task is outside [0, K)");
+    if (!only_tasks && comparable && !std::isfinite(out.y[i])) fail("y is not finite");
   }
 }
 
 template <class T>
-void fill(Bytes& bytes) {
-  const Kernels<T>& kernels = kernels_of(any_set(bytes), T());
+void fill(ByteChoices& bytes) {
+  const Kernels<T>& kernels = kernels_of<T>(any_set(bytes));
   const std::int64_t changes = std::max<std::int64_t>(bytes.below(4) - 1, 0), kind = bytes.below(4);
   // rows, columns, step, stream, block, threads
-  std::int64_t given[] = {bytes.below(200), bytes.below(100), bytes.below(9),
+  std::int64_t sizes[] = {bytes.below(200), bytes.below(100), bytes.below(9),
                           bytes.below(9),   bytes.below(9),   2};
   const std::uint64_t seed = bytes.next(), offset = bytes.next();
-  std::uintptr_t address = kSomewhere;
+  std::uintptr_t address = kFakeAddress;
   for (std::int64_t i = 0; i < changes; ++i) {
     const std::int64_t which = bytes.below(7);
-    if (which < 6) given[which] = any_number(bytes);
+    if (which < 6) sizes[which] = any_number(bytes);
     if (which == 6) address = static_cast<std::uintptr_t>(bytes.below(9));
   }
-  const std::int64_t rows = given[0], columns = given[1];
+  const std::int64_t rows = sizes[0], columns = sizes[1];
   Draws draws{};
   T* out = nullptr;
-  if (!is_taken(changes == 0, [&] {
-        check_threads(given[5]);
-        draws = draws_of(seed, given[2], given[3], offset, given[4], kind == 2 ? 0 : columns);
-        if (kind == 2) check_slots(columns, given[4]);
+  if (!is_accepted(changes == 0, [&] {
+        check_threads(sizes[5]);
+        draws = draws_of(seed, sizes[2], sizes[3], offset, sizes[4], kind == 2 ? 0 : columns);
+        if (kind == 2) check_slots(columns, sizes[4]);
         out = filled_array<T>("address", address, rows, columns);
       })) {
     return;
   }
   if (!is_small(0, [&](auto each) { each("address", out, rows * columns, Use::kNeeded); })) return;
   if (rows == 0 || columns == 0) return;
-  Room memory(seed);
-  memory.give("address", out, rows * columns);
-  const int threads = static_cast<int>(given[5]);
+  CallMemory memory(seed);
+  memory.allocate("address", out, rows * columns);
+  const int threads = static_cast<int>(sizes[5]);
   if (kind == 2) {
     std::vector<std::int64_t> freedom;
     for (std::int64_t i = 0; i < columns; ++i) freedom.push_back(any_number(bytes));
@@ -308,14 +287,14 @@ void fill(Bytes& bytes) {
   } else {
     (kind == 0 ? kernels.fill_uniform : kernels.fill_normal)(out, rows, columns, draws, threads);
     for (std::int64_t i = 0; i < rows * columns; ++i) {
-      if (!std::isfinite(out[i])) found("a random number that is not finite");
+      if (!std::isfinite(out[i])) fail("a random number is not finite");
     }
   }
   ++counts.ran;
 }
 
 template <class T>
-void call(Bytes& bytes) {
+void call(ByteChoices& bytes) {
   const std::int64_t which = bytes.below(8);
   if (which < 5) attention<T>(bytes);
   if (which == 5) gram<T>(bytes);
@@ -327,7 +306,7 @@ void call(Bytes& bytes) {
 }  // namespace fastlin
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  fastlin::Bytes bytes(data, size);
+  fastlin::ByteChoices bytes(data, size);
   (bytes.coin() ? fastlin::call<float> : fastlin::call<double>)(bytes);
   return 0;
 }
@@ -343,18 +322,17 @@ int main(int count, char** arguments) {
   const long long executions = plants ? 100 : std::atoll(arguments[1]);
   fastlin::Random random(plants ? 0 : std::strtoull(arguments[2], nullptr, 10));
   for (long long i = 0; i < executions; ++i) {
-    // Strings that end early leave the rest of a call as zeros have it.
+    // A call reads zeros after the end of a short string.
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(random.below(160)));
     for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.next());
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
   }
   const fastlin::Counts& of = fastlin::counts;
-  std::fprintf(
-      stderr,
-      "refused %lld, too large to be made %lld, made %lld, of these compared %lld, wrong tasks %lld\n",
-      static_cast<long long>(of.refused), static_cast<long long>(of.too_large),
-      static_cast<long long>(of.ran), static_cast<long long>(of.compared),
-      static_cast<long long>(of.stopped));
+  std::fprintf(stderr,
+               "refused %lld, too large to run %lld, ran %lld, of these compared %lld, wrong tasks %lld\n",
+               static_cast<long long>(of.refused), static_cast<long long>(of.too_large),
+               static_cast<long long>(of.ran), static_cast<long long>(of.compared),
+               static_cast<long long>(of.wrong_tasks));
   std::printf("ok %lld\n", executions);
   return 0;
 }

@@ -1,6 +1,6 @@
 // Runs the launchers of csrc/cuda in emulation over the edge problems of attention_driver.cpp, in buffers of
-// exactly their size. Results must be those of the naive oracle, with the same bits on every device and in
-// every order of threads and blocks; drawn sequences must be those of the CPU's kernels.
+// exactly their size. Results must agree with the naive oracle and have the same bits on every device and in
+// every order of threads and blocks. Drawn sequences must agree with those of the CPU kernels.
 //
 //   cuda_driver edges <problems>   one device after another                         prints "ok <problems>"
 //   cuda_driver drawn              every kind of source, on the same devices        prints "ok <sources>"
@@ -23,15 +23,15 @@ extern const InstructionSet instruction_set;
 
 namespace {
 
-// As much shared memory as a block may have on most GPUs, as on sm_75, and so little that all workspace is
-// global; several multiprocessors or one; three orders of threads and blocks.
+// Shared memory of most GPUs, of sm_75, and too little for any workspace; several multiprocessors or one;
+// three orders of threads and blocks.
 constexpr emulated::Device kDevices[] = {{1, 4, 99 * 1024, 0}, {1, 1, 64 * 1024, 1}, {1, 1, 1024, 2}};
 
-// Memory of exactly so many bytes, all NaN.
-using Bytes = Buffer<unsigned char>;
-Bytes memory(std::int64_t bytes) {
+// An allocation of exactly this size, all NaN.
+using Workspace = Buffer<unsigned char>;
+Workspace nan_workspace(std::int64_t bytes) {
   if (bytes == 0) return nullptr;
-  Bytes out(new unsigned char[static_cast<std::size_t>(bytes)]);
+  Workspace out(new unsigned char[static_cast<std::size_t>(bytes)]);
   std::memset(out.get(), 0xff, static_cast<std::size_t>(bytes));
   return out;
 }
@@ -71,14 +71,14 @@ bool attend(Problem<T> P, const Results<T>& results) {
   }
   const Sorted sorted(P.source != nullptr ? drawn.get() : P.task, P.B, P.K);
   P.task = nullptr;
-  const Bytes workspace = memory(cuda::workspace_bytes(P, results, 0));
+  const Workspace workspace = nan_workspace(cuda::workspace_bytes(P, results, 0));
   return launched(cuda::attention(P, results, sorted.order(), workspace.get(), 0, nullptr));
 }
 
 template <class T>
 Buffer<T> gram_of(const Problem<T>& P) {
-  Buffer<T> G = poisoned<T>(P.B * P.m * P.m);
-  const Bytes workspace = memory(cuda::gram_bytes<T>(P.B, P.n, P.m, 0));
+  Buffer<T> G = nan_buffer<T>(P.B * P.m * P.m);
+  const Workspace workspace = nan_workspace(cuda::gram_bytes<T>(P.B, P.n, P.m, 0));
   const int error = cuda::gram(P.x, P.x_batch, P.x_row, P.B, P.n, P.m, G.get(), workspace.get(), 0, nullptr);
   return launched(error) ? std::move(G) : nullptr;
 }
@@ -95,16 +95,17 @@ bool gram_holds(const Problem<T>& P, const Buffer<T>& first) {
 
 template <class T>
 bool edge_holds(const Case& c, const std::vector<emulated::Device>& devices) {
-  const Question<T> question(c);
-  const Problem<T>& P = question.given.problem;
-  const Made<T> first(c, question.expected);
+  const CheckedProblem<T> checked(c);
+  const Problem<T>& P = checked.owned.problem;
+  const OwnedResults<T> first(c, checked.expected);
   Buffer<T> first_gram;
   for (const emulated::Device& device : devices) {
     emulated::device = device;
     const bool is_first = &device == &devices.front();
-    const Made<T> again(c, question.expected);
-    const Made<T>& made = is_first ? first : again;
-    const bool good = attend(P, made.results) && (is_first ? question.holds(made) : same_bits(first, made));
+    const OwnedResults<T> again(c, checked.expected);
+    const OwnedResults<T>& outputs = is_first ? first : again;
+    const bool good =
+        attend(P, outputs.results) && (is_first ? checked.holds(outputs) : same_bits(first, outputs));
     if (!good || !gram_holds(P, first_gram)) {
       std::printf("%s, order %u: %s\n", sizeof(T) == 4 ? "float" : "double", device.order,
                   describe(c).c_str());
@@ -115,16 +116,15 @@ bool edge_holds(const Case& c, const std::vector<emulated::Device>& devices) {
   return true;
 }
 
-// As those of attention_driver.cpp, but smaller. In some there are more tiles than a small device takes at
-// once, and in a few all blocks have several.
+// Like the cases of attention_driver.cpp, but smaller. Some have more tiles than a small device runs at once;
+// in a few, every block has several.
 Case edge_case(int number) {
   Case c = draw_case(static_cast<std::uint64_t>(number), number % 16 < 15 ? 1e5 : 1e6);
   if (number % 16 == 7) {
     c = draw_case(static_cast<std::uint64_t>(number), 3e3);
     c.B = 130, c.m = 7, c.n = 9, c.is_gram = false;
   }
-  // Sums over lanes of one kind alone, trial after trial: nothing that is done for others keeps lanes
-  // together.
+  // Only one kind of sum over lanes, trial after trial: no other sum synchronises the lanes.
   if (number % 16 == 11) {
     c = draw_case(static_cast<std::uint64_t>(number), 3e3);
     c.B = 33, c.m = 7, c.mode = Mode::kReverse, c.wants = 1u << 8, c.R = 9, c.layers = 0, c.is_gram = false;
@@ -132,7 +132,7 @@ Case edge_case(int number) {
   if (number % 128 == 40) {
     c.B = 33000, c.n = 1, c.m = 2, c.t = 1, c.R = 1, c.H = 1, c.layers = 0, c.is_gram = false;
   }
-  c.shares_v = false;  // its bindings refuse it
+  c.shares_v = false;  // the CUDA bindings refuse it
   return c;
 }
 
@@ -146,53 +146,38 @@ int edges(int count) {
     if (!holds(i, {std::begin(kDevices), std::end(kDevices)})) return 1;
   }
   std::printf("ok %d\n", count);
-  std::fprintf(stderr, "largest error: %.3f of the tolerance\n", worst);
+  std::fprintf(stderr, "largest error: %.3f of the tolerance\n", largest_error);
   return 0;
 }
 
-const Kernels<float>& on_cpu(float) { return scalar::instruction_set.single; }
-const Kernels<double>& on_cpu(double) { return scalar::instruction_set.dbl; }
-
 template <class T>
-bool drawn_holds(const Drawn& drawn, std::int64_t B) {
-  bool good = true;
-  const auto draw = [&good](const Source& S, std::int64_t size, bool is_gram, const Sample<T>& out) {
-    const Bytes workspace = memory(cuda::sample_bytes<T>(S, size, is_gram, 0));
-    good = launched(cuda::sample(S, size, is_gram, out, workspace.get(), 0, nullptr)) && good;
+bool drawn_holds(const TestSource& source, std::int64_t B) {
+  bool launches = true;
+  const auto draw = [&](const Source& S, std::int64_t size, bool is_gram, const Sample<T>& out) {
+    const Workspace workspace = nan_workspace(cuda::sample_bytes<T>(S, size, is_gram, 0));
+    launches = launched(cuda::sample(S, size, is_gram, out, workspace.get(), 0, nullptr)) && launches;
   };
   const auto draw_on_cpu = [](const Source& S, std::int64_t size, bool is_gram, const Sample<T>& out) {
-    on_cpu(T()).sample(S, size, is_gram, out, 1, {});
+    kernels_of<T>(scalar::instruction_set).sample(S, size, is_gram, out, 1, {});
   };
-  const auto attend_here = [&good](const Problem<T>& P, const Results<T>& out) {
-    good = attend(P, out) && good;
+  const auto attend_here = [&](const Problem<T>& P, const Results<T>& out) {
+    launches = attend(P, out) && launches;
   };
-  const Kept<T> kept(drawn, B, true, draw);
-  good = close(kept, Kept<T>(drawn, B, true, draw_on_cpu)) && good;
-  good = close(Kept<T>(drawn, B, false, draw), Kept<T>(drawn, B, false, draw_on_cpu)) && good;
-  for (std::int64_t layers : {0, 1}) {
-    good = close(answer<T>(drawn, B, layers, nullptr, attend_here),
-                 answer<T>(drawn, B, layers, &kept, attend_here)) &&
-           good;
-  }
+  if (!draws_hold<T>(source, B, draw, draw_on_cpu, attend_here)) return false;
   std::vector<std::int64_t> tasks(static_cast<std::size_t>(B));
-  good = launched(cuda::sample_tasks(drawn.source, B, tasks.data(), 0, nullptr)) && good;
-  return good && tasks == kept.task;
+  launches = launched(cuda::sample_tasks(source.source, B, tasks.data(), 0, nullptr)) && launches;
+  return launches && tasks == SampledBatch<T>(source, B, true, draw).task;
 }
 
 int drawn() {
+  constexpr std::int64_t kBatches[] = {1, 33, 67};
   int done = 0;
-  for (Kind kind : {kMixture, kShares, kSphere, kFixed}) {
-    for (std::int64_t n : {0, 1, 4, 9}) {
-      emulated::device = kDevices[done % 3];
-      const std::int64_t B = done % 3 == 0 ? 1 : done % 3 == 1 ? 33 : 67;
-      const Drawn source(kind, n % 2 == 0 ? 5 : 2, n, n != 4);
-      if (!drawn_holds<float>(source, B) || !drawn_holds<double>(source, B)) {
-        std::printf("kind %d, n %lld, B %lld\n", kind, static_cast<long long>(n), static_cast<long long>(B));
-        return 1;
-      }
-      ++done;
-    }
-  }
+  const bool good = all_sources_hold([&](const TestSource& source) {
+    const std::int64_t B = kBatches[done % 3];
+    emulated::device = kDevices[done++ % 3];
+    return drawn_holds<float>(source, B) && drawn_holds<double>(source, B);
+  });
+  if (!good) return 1;
   std::printf("ok %d\n", done);
   return 0;
 }

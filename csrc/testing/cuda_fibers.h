@@ -1,6 +1,6 @@
-// Fibers for the emulation of CUDA: each CUDA thread has a stack of its own, and the thread that launched the
-// kernel, here the host, switches between them. AddressSanitizer is told which stack is in use;
-// ThreadSanitizer takes each fiber for a thread that nothing orders but what `order` says.
+// Fibers for the emulation of CUDA. Each CUDA thread has its own stack; the host, which launched the kernel,
+// switches between them. AddressSanitizer learns which stack is in use. ThreadSanitizer sees each fiber as a
+// thread that only `order` synchronises.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,7 +24,8 @@
 #include <ucontext.h>
 #endif
 
-// Host and fibers share the variables of the emulation without synchronising: its functions are not watched.
+// Host and fibers share the emulation's variables without synchronising: the sanitizers must not watch its
+// functions.
 #define FASTLIN_UNWATCHED __attribute__((noinline, no_sanitize("thread"), no_sanitize("address")))
 
 namespace fastlin {
@@ -37,9 +38,9 @@ constexpr bool kFindsRaces = false;
 #endif
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kStackBytes = 512 * 1024;  // only what is touched takes memory
+constexpr std::size_t kStackBytes = 512 * 1024;  // pages take memory when they are touched
 
-// Stacks, each above a page that must not be touched: one that overflows stops the program.
+// Stacks, each above a protected page: a stack overflow stops the program.
 class Stacks {
  public:
   explicit Stacks(std::size_t count) : bytes_(count * kStackBytes) {
@@ -57,7 +58,7 @@ class Stacks {
   Stacks(const Stacks&) = delete;
   ~Stacks() {
 #ifdef __SANITIZE_ADDRESS__
-    // Fibers that were given up left their frames' marks.
+    // Abandoned fibers have left their frames poisoned.
     __asan_unpoison_memory_region(base_, bytes_);
 #endif
     munmap(base_, bytes_);
@@ -86,8 +87,8 @@ FASTLIN_UNWATCHED inline void exchange(Context& from, Context& to) { swapcontext
 
 #else
 
-// swapcontext makes two system calls; this one takes 20 instructions.
-using Context = void*;  // the stack pointer, above the registers that a call keeps
+// swapcontext makes two system calls; this takes 20 instructions.
+using Context = void*;  // stack pointer; the callee-saved registers lie above it
 
 __attribute__((naked, noinline, no_sanitize("thread"), no_sanitize("address"))) inline void exchange(
     Context& /*from*/, Context& /*to*/) {
@@ -99,7 +100,7 @@ __attribute__((naked, noinline, no_sanitize("thread"), no_sanitize("address"))) 
 
 inline void prepare(Context& context, unsigned char* stack, void (*entry)()) {
   auto** top = reinterpret_cast<void**>(stack + Stacks::kUsable);
-  *--top = nullptr;  // where `entry` would return to, which it does not
+  *--top = nullptr;  // return address of `entry`, which never returns
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
   context = top;
@@ -110,47 +111,47 @@ inline void prepare(Context& context, unsigned char* stack, void (*entry)()) {
 struct Fiber {
   Context context;
   unsigned char* stack = nullptr;
-  void* race = nullptr;  // what ThreadSanitizer knows it by
+  void* tsan_fiber = nullptr;  // ThreadSanitizer's handle
 };
 
-// The host, as the fibers find their way back to it.
+// The host's context, to which fibers switch back.
 struct Host {
   Context context;
   const void* stack = nullptr;
   std::size_t stack_bytes = 0;
-  void* race = nullptr;
-  char began = 0, ended = 0;  // whose addresses are ThreadSanitizer's clocks
+  void* tsan_fiber = nullptr;
+  char began = 0, ended = 0;  // ThreadSanitizer uses their addresses as clocks
 };
 inline Host host;
 
-FASTLIN_UNWATCHED inline void watch_as([[maybe_unused]] void* race) {
+FASTLIN_UNWATCHED inline void switch_tsan_fiber([[maybe_unused]] void* tsan_fiber) {
 #ifdef __SANITIZE_THREAD__
-  __tsan_switch_to_fiber(race, __tsan_switch_to_fiber_no_sync);
+  __tsan_switch_to_fiber(tsan_fiber, __tsan_switch_to_fiber_no_sync);
 #endif
 }
 
-// What the host did until now comes before what the fibers do that are started next.
+// Everything the host has done happens before what the next fibers do.
 FASTLIN_UNWATCHED inline void begin() {
 #ifdef __SANITIZE_THREAD__
-  host.race = __tsan_get_current_fiber();
+  host.tsan_fiber = __tsan_get_current_fiber();
   __tsan_release(&host.began);
 #endif
 }
 
-FASTLIN_UNWATCHED inline void start(Fiber& fiber, unsigned char* stack, void* race, void (*entry)()) {
+FASTLIN_UNWATCHED inline void start(Fiber& fiber, unsigned char* stack, void* tsan_fiber, void (*entry)()) {
   fiber.stack = stack;
-  fiber.race = race;
+  fiber.tsan_fiber = tsan_fiber;
   prepare(fiber.context, stack, entry);
 #ifdef __SANITIZE_THREAD__
-  watch_as(race);
+  switch_tsan_fiber(tsan_fiber);
   __tsan_acquire(&host.began);
-  watch_as(host.race);
+  switch_tsan_fiber(host.tsan_fiber);
 #endif
 }
 
-// From the host to a fiber, until that one calls `leave`.
+// Switches from the host to a fiber, until that calls `leave`.
 FASTLIN_UNWATCHED inline void resume(Fiber& fiber) {
-  watch_as(fiber.race);
+  switch_tsan_fiber(fiber.tsan_fiber);
 #ifdef __SANITIZE_ADDRESS__
   void* frames = nullptr;
   __sanitizer_start_switch_fiber(&frames, fiber.stack, Stacks::kUsable);
@@ -161,69 +162,70 @@ FASTLIN_UNWATCHED inline void resume(Fiber& fiber) {
 #endif
 }
 
-// The first thing that a fiber does.
+// A fiber calls this first, after every switch to it.
 FASTLIN_UNWATCHED inline void arrive([[maybe_unused]] void* frames = nullptr) {
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(frames, &host.stack, &host.stack_bytes);
 #endif
 }
 
-FASTLIN_UNWATCHED inline void leave(Fiber& fiber, [[maybe_unused]] bool for_good) {
-  watch_as(host.race);
+FASTLIN_UNWATCHED inline void leave(Fiber& fiber, [[maybe_unused]] bool is_done) {
+  switch_tsan_fiber(host.tsan_fiber);
   void* frames = nullptr;
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &frames, host.stack, host.stack_bytes);
+  __sanitizer_start_switch_fiber(is_done ? nullptr : &frames, host.stack, host.stack_bytes);
 #endif
   exchange(fiber.context, host.context);
   arrive(frames);
 }
 
-// What the fibers of a barrier did before it comes before all that they do after it. The clock is kept with
-// the first of them, which takes part each time: so no other fibers are ordered by it.
+// What these fibers did before a barrier happens before all that they do after it. The clock belongs to the
+// first of them, which takes part each time, so it orders no other fibers.
 FASTLIN_UNWATCHED inline void order([[maybe_unused]] const Fiber* const* fibers, [[maybe_unused]] int count) {
 #ifdef __SANITIZE_THREAD__
   void* clock = fibers[0]->stack;
   for (int i = 0; i < count; ++i) {
-    watch_as(fibers[i]->race);
+    switch_tsan_fiber(fibers[i]->tsan_fiber);
     __tsan_release(clock);
   }
   for (int i = 0; i < count; ++i) {
-    watch_as(fibers[i]->race);
+    switch_tsan_fiber(fibers[i]->tsan_fiber);
     __tsan_acquire(clock);
   }
-  watch_as(host.race);
+  switch_tsan_fiber(host.tsan_fiber);
 #endif
 }
 
-// What these fibers did comes before what the host does next.
-FASTLIN_UNWATCHED inline void join([[maybe_unused]] void* const* races, [[maybe_unused]] std::size_t count) {
+// What these fibers did happens before what the host does next.
+FASTLIN_UNWATCHED inline void join([[maybe_unused]] void* const* tsan_fibers,
+                                   [[maybe_unused]] std::size_t count) {
 #ifdef __SANITIZE_THREAD__
   for (std::size_t i = 0; i < count; ++i) {
-    watch_as(races[i]);
+    switch_tsan_fiber(tsan_fibers[i]);
     __tsan_release(&host.ended);
   }
-  watch_as(host.race);
+  switch_tsan_fiber(host.tsan_fiber);
   __tsan_acquire(&host.ended);
 #endif
 }
 
-// Stacks of a block's threads, and what ThreadSanitizer knows the threads by.
-class Crew {
+// Stacks of the threads of a block, and ThreadSanitizer's handles of the threads.
+class BlockFibers {
  public:
-  explicit Crew(std::size_t count) : stacks(count), races(count, nullptr) {
+  explicit BlockFibers(std::size_t count) : stacks(count), tsan_fibers(count, nullptr) {
 #ifdef __SANITIZE_THREAD__
-    for (void*& race : races) race = __tsan_create_fiber(0);
+    for (void*& tsan_fiber : tsan_fibers) tsan_fiber = __tsan_create_fiber(0);
 #endif
   }
-  Crew(const Crew&) = delete;
-  ~Crew() {
+  BlockFibers(const BlockFibers&) = delete;
+  ~BlockFibers() {
 #ifdef __SANITIZE_THREAD__
-    for (void* race : races) __tsan_destroy_fiber(race);
+    for (void* tsan_fiber : tsan_fibers) __tsan_destroy_fiber(tsan_fiber);
 #endif
   }
 
   Stacks stacks;
-  std::vector<void*> races;
+  std::vector<void*> tsan_fibers;
 };
 
 }  // namespace emulated

@@ -1,10 +1,10 @@
-// CUDA's language and runtime on the CPU, as far as the kernels use them, for tests: see cuda_block.h for how
-// threads run. A launch is done when it returns. Dynamic shared memory is an allocation of exactly the size
-// that was asked for, another one for each block, and starts as NaN.
+// The part of CUDA's language and runtime that the kernels use, on the CPU, for tests; cuda_block.h runs the
+// threads. A launch is synchronous. Each block has its own allocation of dynamic shared memory, of exactly
+// the requested size and filled with NaN.
 //
-// A kernel that goes wrong makes cudaGetLastError() return cudaErrorLaunchFailure, and cudaGetErrorString()
-// tell what happened. Not emulated: the weak order of memory, streams, lost updates (ThreadSanitizer sees
-// them), and the limits on registers.
+// After an error in a kernel, cudaGetLastError() returns cudaErrorLaunchFailure and cudaGetErrorString()
+// describes it. Not emulated: weak memory order, streams, lost updates (ThreadSanitizer reports them), and
+// register limits.
 #pragma once
 
 #include <algorithm>
@@ -55,27 +55,27 @@ using cudaStream_t = struct CUstream_st*;
 namespace fastlin {
 namespace emulated {
 
-constexpr std::size_t kMaxFibers = 512;  // ThreadSanitizer has 8128 threads, and is slow with many
+constexpr std::size_t kMaxFibers = 512;  // ThreadSanitizer supports 8128 threads, and is slow with many
 
-// What tests may choose. `order` is that of threads and of blocks.
+// The emulated device, which tests configure. `order` is the order of threads and of blocks.
 struct Device {
   int count = 1, multiprocessors = 4, shared_bytes = 99 * 1024;  // as on sm_86, the least since sm_80
   unsigned order = 0;
 
-  int shared_bytes_unasked() const { return std::min(shared_bytes, 48 * 1024); }  // for any kernel
+  int default_shared_bytes() const { return std::min(shared_bytes, 48 * 1024); }  // without opt-in
 };
 inline Device device;
 
-// What has happened.
+// State of the emulated runtime.
 struct Log {
   std::mutex running;                         // one launch at a time
-  std::map<const void*, int> shared_allowed;  // that kernels have asked for
-  std::string problem;                        // of the last launch that went wrong
+  std::map<const void*, int> shared_allowed;  // by kernel, after its opt-in
+  std::string problem;                        // description of the last failed launch
   long long launches = 0;
 };
 inline Log& log() {
-  static Log kept;
-  return kept;
+  static Log instance;
+  return instance;
 }
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
@@ -89,7 +89,7 @@ inline cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, std::
     return cudaErrorInvalidConfiguration;
   }
   const auto allowed = log().shared_allowed.find(kernel);
-  const int most = allowed == log().shared_allowed.end() ? device.shared_bytes_unasked() : allowed->second;
+  const int most = allowed == log().shared_allowed.end() ? device.default_shared_bytes() : allowed->second;
   return shared_bytes > static_cast<std::size_t>(most) ? cudaErrorInvalidValue : cudaSuccess;
 }
 
@@ -101,36 +101,37 @@ inline std::vector<std::uint64_t> order_of_blocks(std::uint64_t count) {
   return order;
 }
 
-// Stacks and fibers, which are made once. For ThreadSanitizer the blocks of a launch have nothing in common,
-// so that it sees what they do to the same numbers and no more: each has a crew of its own, as long as there
-// are any. A crew that is taken again has all that was done before it.
-class Crews {
+// Stacks and fibers, created once and reused. ThreadSanitizer must see blocks of a launch as unordered, so
+// that it reports races between them: each block has its own fibers until kMaxFibers are in use. Reused
+// fibers are ordered after everything before.
+class FiberPool {
  public:
-  const Crew& of_block(std::size_t threads) {
-    if (kFindsRaces && (taken_ + 1) * threads > kMaxFibers) join();
-    if (taken_ == crews_.size()) crews_.emplace_back();
-    std::unique_ptr<Crew>& crew = crews_[taken_];
-    if (crew == nullptr || crew->races.size() < threads) {
-      crew.reset();
-      crew = std::make_unique<Crew>(threads);
+  const BlockFibers& for_block(std::size_t threads) {
+    if (kFindsRaces && (used_ + 1) * threads > kMaxFibers) join();
+    if (used_ == blocks_.size()) blocks_.emplace_back();
+    std::unique_ptr<BlockFibers>& fibers = blocks_[used_];
+    if (fibers == nullptr || fibers->tsan_fibers.size() < threads) {
+      fibers.reset();
+      fibers = std::make_unique<BlockFibers>(threads);
     }
-    if (kFindsRaces) ++taken_;
-    return *crew;
+    if (kFindsRaces) ++used_;
+    return *fibers;
   }
   void join() {
-    for (std::size_t i = 0; i < taken_; ++i) emulated::join(crews_[i]->races.data(), crews_[i]->races.size());
-    taken_ = 0;
+    for (std::size_t i = 0; i < used_; ++i)
+      emulated::join(blocks_[i]->tsan_fibers.data(), blocks_[i]->tsan_fibers.size());
+    used_ = 0;
   }
-  void give_up() { crews_.clear(); }  // frames of threads that have not ended lie on the stacks
+  void abandon() { blocks_.clear(); }  // threads that have not returned still have frames on the stacks
 
  private:
-  std::vector<std::unique_ptr<Crew>> crews_;
-  std::size_t taken_ = 0;
+  std::vector<std::unique_ptr<BlockFibers>> blocks_;
+  std::size_t used_ = 0;
 };
 
-// Shared memory stays until the launch has ended where ThreadSanitizer would take one block's for another's.
+// Under ThreadSanitizer, shared memory lives until the end of the launch: blocks must not reuse addresses.
 inline void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes) {
-  static Crews crews;
+  static FiberPool pool;
   const unsigned threads = block.x * block.y * block.z;
   std::vector<std::unique_ptr<unsigned char[]>> memory;
   running.block_size = {block.x, block.y, block.z};
@@ -144,17 +145,17 @@ inline void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes) {
     running.block_index = {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
                            static_cast<unsigned>(i / grid.x / grid.y)};
     const unsigned seed = device.order + static_cast<unsigned>(i);
-    problem = Block(threads, device.order > 1 ? seed : device.order, crews.of_block(threads)).run();
+    problem = Block(threads, device.order > 1 ? seed : device.order, pool.for_block(threads)).run();
     if (problem.empty()) continue;
     log().problem = "block " + std::to_string(i) + ": " + problem;
     failed(cudaErrorLaunchFailure);
     break;
   }
-  crews.join();
-  if (!problem.empty()) crews.give_up();
+  pool.join();
+  if (!problem.empty()) pool.abandon();
 }
 
-// Arguments are converted and copied once, as for a launch.
+// Converts and copies the arguments once, like a launch.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t,
             Arguments&&... arguments) {
@@ -172,16 +173,16 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
     failed(error);
     return;
   }
-  running.body = [](const void* given) {
-    const Call* to = static_cast<const Call*>(given);
-    std::apply(to->kernel, to->arguments);
+  running.body = [](const void* pointer) {
+    const Call* launched = static_cast<const Call*>(pointer);
+    std::apply(launched->kernel, launched->arguments);
   };
   running.arguments = &call;
   run_grid(grid, block, shared_bytes);
   ++log().launches;
 }
 
-// The host, which may run functions of both, is thread 0.
+// The host, which also runs __host__ __device__ functions, is thread 0.
 FASTLIN_UNWATCHED inline uint3 thread_index() {
   return running.thread == nullptr ? uint3{} : running.thread->index;
 }
@@ -198,15 +199,15 @@ T shuffle(unsigned mask, T value, unsigned source, const char* file, int line) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t) && std::is_trivially_copyable_v<T>);
   Wait wait{Op::kShuffle, mask, source, 0, file, line};
   std::memcpy(&wait.value, &value, sizeof(T));
-  const std::uint64_t got = wait_for(wait);
-  std::memcpy(&value, &got, sizeof(T));
+  const std::uint64_t received = wait_for(wait);
+  std::memcpy(&value, &received, sizeof(T));
   return value;
 }
 
 }  // namespace emulated
 }  // namespace fastlin
 
-// The emulated device of a library that is loaded, for the tests in Python.
+// Python tests configure the emulated device of a loaded library through these.
 extern "C" {
 __attribute__((used, visibility("default"))) inline void fastlin_emulate(int devices, int multiprocessors,
                                                                          int shared_bytes, unsigned order) {
@@ -222,7 +223,7 @@ __attribute__((used, visibility("default"))) inline long long fastlin_emulated_l
 #define blockDim (::fastlin::emulated::block_size())
 #define gridDim (::fastlin::emulated::grid_size())
 
-// The last two arguments tell where the call is.
+// Default arguments that hold the place of the call.
 #define FASTLIN_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(FASTLIN_HERE) {
@@ -232,9 +233,9 @@ inline void __syncwarp(unsigned mask = ~0u, FASTLIN_HERE) {
   fastlin::emulated::wait_for({fastlin::emulated::Op::kSyncWarp, mask, 0, 0, file, line});
 }
 inline unsigned __ballot_sync(unsigned mask, int vote, FASTLIN_HERE) {
-  const std::uint64_t given = vote != 0;
+  const std::uint64_t nonzero = vote != 0;
   return static_cast<unsigned>(
-      fastlin::emulated::wait_for({fastlin::emulated::Op::kBallot, mask, 0, given, file, line}));
+      fastlin::emulated::wait_for({fastlin::emulated::Op::kBallot, mask, 0, nonzero, file, line}));
 }
 inline int __any_sync(unsigned mask, int vote, FASTLIN_HERE) {
   return __ballot_sync(mask, vote, file, line) != 0;
@@ -243,7 +244,8 @@ inline int __all_sync(unsigned mask, int vote, FASTLIN_HERE) {
   return __ballot_sync(mask, vote == 0, file, line) == 0;
 }
 
-// Of `width` lanes each, a power of two; a lane beyond its group gets its own value.
+// Shuffles within groups of `width` lanes, a power of two; a source outside the group gives the lane its own
+// value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, FASTLIN_HERE) {
   const unsigned lane = fastlin::emulated::lane_index(), inside = static_cast<unsigned>(width) - 1;
@@ -322,7 +324,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   }
   switch (attribute) {
     case cudaDevAttrMaxSharedMemoryPerBlock:
-      *value = fastlin::emulated::device.shared_bytes_unasked();
+      *value = fastlin::emulated::device.default_shared_bytes();
       return cudaSuccess;
     case cudaDevAttrWarpSize:
       *value = 32;

@@ -1,8 +1,7 @@
-// What the emulation of CUDA must do and must see, on small kernels of its own.
+// Tests the emulation of CUDA on small kernels: what it must compute, and which faults it must report.
 //
-//   cuda_shim_driver correct   kernels without fault, in several orders of threads      prints "ok <kernels>"
-//   cuda_shim_driver <fault>   one kernel with it; prints what the launch says, if a sanitizer does not stop
-//   it
+//   cuda_shim_driver correct   correct kernels, in several orders of threads      prints "ok <kernels>"
+//   cuda_shim_driver <fault>   one kernel with that fault; prints the launch error, if no sanitizer stops it
 
 #include <cstdio>
 #include <string>
@@ -23,20 +22,20 @@ __device__ __forceinline__ unsigned flat_index() { return threadIdx.y * blockDim
 // Each block reverses its part of the numbers through shared memory.
 __global__ void __launch_bounds__(kThreads) reversed(const double* from, double* to, Fault fault) {
   FASTLIN_SHARED_MEMORY(memory);
-  double* const kept = reinterpret_cast<double*>(memory);
+  double* const shared = reinterpret_cast<double*>(memory);
   const unsigned i = flat_index(), first = blockIdx.x * kThreads;
-  kept[fault == kBound ? i + 1 : i] = from[fault == kGlobalBound ? first + i + 1 : first + i];
+  shared[fault == kBound ? i + 1 : i] = from[fault == kGlobalBound ? first + i + 1 : first + i];
   if (fault != kBarrier) __syncthreads();
-  to[first + i] = kept[kThreads - 1 - i];
+  to[first + i] = shared[kThreads - 1 - i];
   __syncthreads();
-  // Also within each warp, without a barrier of the block.
+  // Reverses within each warp too, without a barrier of the block.
   const unsigned lane = i % 32, other = i - lane + 31 - lane;
-  kept[i] = to[first + i];
+  shared[i] = to[first + i];
   if (fault != kSyncWarp) __syncwarp();
-  to[first + i] += kept[other];
+  to[first + i] += shared[other];
 }
 
-// Each warp's sum in all of its lanes, with the fault of a mask that leaves out a lane that takes part.
+// The sum of each warp in all of its lanes. The fault: a mask that lacks a lane that takes part.
 __global__ void summed(const double* from, double* to, Fault fault) {
   const unsigned at = blockIdx.x * kThreads + flat_index();
   double sum = from[at];
@@ -45,7 +44,7 @@ __global__ void summed(const double* from, double* to, Fault fault) {
   to[at] = sum;
 }
 
-// A barrier that the first lane of each warp does not come to, or that some come to elsewhere.
+// A barrier that the first lane of each warp does not reach, or reaches at another line.
 __global__ void divergent(double* to, Fault fault) {
   if (fault == kLeft && threadIdx.x == 0) return;
   if (fault == kBarrier && threadIdx.x == 0) {
@@ -56,7 +55,7 @@ __global__ void divergent(double* to, Fault fault) {
   to[blockIdx.x * kThreads + flat_index()] = 0;
 }
 
-// Lanes of a mask in two halves that go their own ways, some of them gone.
+// Two halves of a warp that diverge, each with its own mask; lane 3 has returned.
 __global__ void halves(double* to) {
   const unsigned lane = threadIdx.x, at = blockIdx.x * kThreads + flat_index();
   if (lane == 3) return;
@@ -73,7 +72,7 @@ __global__ void halves(double* to) {
            __shfl_down_sync(mask, lane, 2, 8) * 0x1p40;
 }
 
-// All blocks add to one number: in any order, if each adds whole; not at all if they do not know.
+// All blocks add to one number, atomically, or with the fault of a race.
 __global__ void added(double* to, Fault fault) {
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   if (fault == kBlocksShare) {
@@ -92,7 +91,7 @@ struct Numbers {
 
 const dim3 kBlock(32, kThreads / 32);
 
-std::string told() {
+std::string last_error_text() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? "" : cudaGetErrorString(error);
 }
@@ -100,10 +99,10 @@ std::string told() {
 std::string reverse(Numbers& numbers, Fault fault) {
   FASTLIN_LAUNCH(reversed, kBlocks, kBlock, kThreads * sizeof(double), nullptr, numbers.from.data(),
                  numbers.to.data(), fault);
-  return told();
+  return last_error_text();
 }
 
-bool reversed_well() {
+bool reverses_correctly() {
   Numbers numbers;
   if (!reverse(numbers, kNone).empty()) return false;
   for (int i = 0; i < kBlocks * kThreads; ++i) {
@@ -114,10 +113,10 @@ bool reversed_well() {
   return true;
 }
 
-bool summed_well() {
+bool sums_correctly() {
   Numbers numbers;
   FASTLIN_LAUNCH(summed, kBlocks, kBlock, 0, nullptr, numbers.from.data(), numbers.to.data(), kNone);
-  if (!told().empty()) return false;
+  if (!last_error_text().empty()) return false;
   for (int i = 0; i < kBlocks * kThreads; ++i) {
     double sum = 0;
     for (int lane = 0; lane < 32; ++lane) sum += numbers.from[i - i % 32 + lane];
@@ -126,13 +125,13 @@ bool summed_well() {
   return true;
 }
 
-bool halved_well() {
+bool halves_correctly() {
   Numbers numbers;
   FASTLIN_LAUNCH(halves, kBlocks, kBlock, 0, nullptr, numbers.to.data());
-  if (!told().empty()) return false;
+  if (!last_error_text().empty()) return false;
   for (int i = 0; i < kBlocks * kThreads; ++i) {
     const unsigned lane = i % 32, up = lane % 8 == 0 ? lane : lane - 1, down = lane % 8 < 6 ? lane + 2 : lane;
-    // What a lane that is gone gives means nothing.
+    // A lane that has returned sends garbage.
     if (lane == 3 ? numbers.to[i] != -1 : up != 3 && down != 3) {
       const double votes = lane < 16 ? 0xaaa2 : 1 + 4;
       const double expected = votes + (lane / 16 * 16 + 1) * 0x1p20 + up * 0x1p30 + down * 0x1p40;
@@ -142,13 +141,13 @@ bool halved_well() {
   return true;
 }
 
-bool added_well() {
+bool adds_correctly() {
   double total = 0;
   FASTLIN_LAUNCH(added, 100, kBlock, 0, nullptr, &total, kNone);
-  return told().empty() && total == 100;
+  return last_error_text().empty() && total == 100;
 }
 
-// What the runtime refuses, and that a launch after it is as good as any.
+// The runtime refuses bad launches, and the next launch works.
 bool refuses() {
   const auto code = [](int grid, dim3 block, std::size_t bytes) {
     Numbers numbers;
@@ -174,9 +173,9 @@ int correct() {
   int done = 0;
   for (unsigned order : {0u, 1u, 2u, 3u, 4u}) {
     emulated::device.order = order;
-    for (bool (*well)() : {reversed_well, summed_well, halved_well, added_well, refuses}) {
-      if (!well()) {
-        std::printf("kernel %d of order %u\n", done % 5, order);
+    for (bool (*check)() : {reverses_correctly, sums_correctly, halves_correctly, adds_correctly, refuses}) {
+      if (!check()) {
+        std::printf("check %d, order %u\n", done % 5, order);
         return 1;
       }
       ++done;
@@ -196,21 +195,21 @@ int faulty(const std::string& fault) {
   if (fault == "global-bound") text = reverse(numbers, kGlobalBound);
   if (fault == "mask") {
     FASTLIN_LAUNCH(summed, kBlocks, kBlock, 0, nullptr, numbers.from.data(), numbers.to.data(), kMask);
-    text = told();
+    text = last_error_text();
   }
   if (fault == "left" || fault == "divergent") {
     FASTLIN_LAUNCH(divergent, kBlocks, kBlock, 0, nullptr, numbers.to.data(),
                    fault == "left" ? kLeft : kBarrier);
-    text = told();
+    text = last_error_text();
   }
   if (fault == "blocks") {
     FASTLIN_LAUNCH(added, kBlocks, kBlock, 0, nullptr, &total, kBlocksShare);
-    text = told();
+    text = last_error_text();
   }
-  // A launch after one that was given up is as good as any.
-  const bool well = reversed_well();
+  // A launch after a failed one works.
+  const bool recovers = reverses_correctly();
   std::printf("%s\n", text.c_str());
-  return well ? 0 : 1;
+  return recovers ? 0 : 1;
 }
 
 }  // namespace

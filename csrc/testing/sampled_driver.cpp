@@ -1,80 +1,41 @@
 // Runs the kernels that draw sequences on every instruction set of this machine, and on the portable vectors,
-// over edge sizes in buffers of exactly their size, for the sanitizers. Returns 0 when all of them draw the
-// numbers of the scalar kernels up to rounding, and when losses and gradients of drawn sequences are those of
-// the same sequences kept.
+// over edge sizes in buffers of exactly their size, for the sanitizers. Returns 0 if all of them draw the
+// numbers of the scalar kernels, up to rounding, and if losses and gradients of drawn sequences equal those
+// of the same sequences stored.
 
-#include <cstdio>
 #include <string>
 
 #include "testing/drawn_cases.h"
+#include "testing/instruction_sets.h"
 
 namespace fastlin {
-
-#ifndef FASTLIN_WITHOUT_PORTABLE
-namespace portable64 {
-extern const InstructionSet instruction_set;
-}
-namespace portable16 {
-extern const InstructionSet instruction_set;
-}
-#endif
-std::int64_t planted_shortage = 0;  // of the workspace's arrays, where it is guarded: none here
-
 namespace {
 
-std::vector<const InstructionSet*> sets_here() {
-  std::vector<const InstructionSet*> sets;
-  for (const InstructionSet* set : instruction_sets()) {
-    if (set->runs_here()) sets.push_back(set);
-  }
-#ifndef FASTLIN_WITHOUT_PORTABLE
-  sets.push_back(&portable64::instruction_set);
-  sets.push_back(&portable16::instruction_set);
-#endif
-  return sets;
-}
-
-const Kernels<float>& kernels_of(const InstructionSet& set, float) { return set.single; }
-const Kernels<double>& kernels_of(const InstructionSet& set, double) { return set.dbl; }
-
 template <class T>
-bool holds(const Drawn& drawn, std::int64_t B, const InstructionSet& set, int threads) {
-  const auto draws_by = [](const InstructionSet& by, int count) {
-    return [&by, count](const Source& source, std::int64_t size, bool is_gram, const Sample<T>& out) {
-      kernels_of(by, T()).sample(source, size, is_gram, out, count, {});
+bool holds(const TestSource& source, std::int64_t B, const InstructionSet& set, int threads) {
+  const auto draw_with = [](const InstructionSet& by, int count) {
+    return [&by, count](const Source& S, std::int64_t size, bool is_gram, const Sample<T>& out) {
+      kernels_of<T>(by).sample(S, size, is_gram, out, count, {});
     };
   };
   const auto attend = [&](const Problem<T>& problem, const Results<T>& results) {
-    kernels_of(set, T()).attention(problem, results, threads, {});
+    kernels_of<T>(set).attention(problem, results, threads, {});
   };
-  const auto here = draws_by(set, threads), scalar = draws_by(*instruction_sets().back(), 1);
-  const Kept<T> kept(drawn, B, true, here);
-  if (!close(kept, Kept<T>(drawn, B, true, scalar))) return false;
-  if (!close(Kept<T>(drawn, B, false, here), Kept<T>(drawn, B, false, scalar))) return false;
-  for (std::int64_t layers : {0, 1}) {
-    if (!close(answer<T>(drawn, B, layers, nullptr, attend), answer<T>(drawn, B, layers, &kept, attend))) {
-      return false;
-    }
-  }
-  return true;
+  const InstructionSet& scalar = *instruction_sets().back();
+  return draws_hold<T>(source, B, draw_with(set, threads), draw_with(scalar, 1), attend);
 }
 
-int run(bool many_threads) {
+int run(int threads, std::int64_t largest_batch) {
   int done = 0;
-  for (const InstructionSet* set : sets_here()) {
-    for (Kind kind : {kMixture, kShares, kSphere, kFixed}) {
-      for (std::int64_t n : {0, 1, 4, 9}) {
-        for (std::int64_t B : {1, 17, many_threads ? 200 : 67}) {
-          const Drawn drawn(kind, n % 2 == 0 ? 5 : 2, n, n != 4);
-          const int threads = many_threads ? 4 : 1;
-          if (!holds<float>(drawn, B, *set, threads) || !holds<double>(drawn, B, *set, threads)) {
-            std::printf("%s: kind %d, n %lld, B %lld\n", set->name, kind, static_cast<long long>(n),
-                        static_cast<long long>(B));
-            return 1;
-          }
-          ++done;
-        }
-      }
+  for (const InstructionSet* set : tested_instruction_sets()) {
+    for (std::int64_t B : {std::int64_t{1}, std::int64_t{17}, largest_batch}) {
+      const bool good = all_sources_hold([&](const TestSource& source) {
+        ++done;
+        return holds<float>(source, B, *set, threads) && holds<double>(source, B, *set, threads);
+      });
+      if (good) continue;
+      std::printf("%s, B %lld\n", set->name, static_cast<long long>(B));
+      return 1;
     }
   }
   std::printf("ok %d\n", done);
@@ -86,7 +47,8 @@ int run(bool many_threads) {
 
 int main(int count, char** arguments) {
   const std::string mode = count == 2 ? arguments[1] : "";
-  if (mode == "edges" || mode == "threads") return fastlin::run(mode == "threads");
+  if (mode == "edges") return fastlin::run(1, 67);
+  if (mode == "threads") return fastlin::run(4, 200);
   std::puts("wants edges or threads");
   return 2;
 }

@@ -1,13 +1,13 @@
-// Vec of FASTLIN_PORTABLE_BYTES bytes in standard C++: the kernels' logic at the lane counts of instruction
-// sets that the machine at hand may not have.
+// Vec of FASTLIN_PORTABLE_BYTES bytes in standard C++: tests the kernels at lane counts that this machine may
+// lack.
 
 #include "cpu/vec/common.h"
 
 template <class T>
 struct Vec {
   static constexpr int size = FASTLIN_PORTABLE_BYTES / static_cast<int>(sizeof(T));
-  static constexpr int columns = size < 4 ? size : 4;  // that load_columns takes
-  static constexpr int quads = size / 4;               // rows of load_quads
+  static constexpr int columns = size < 4 ? size : 4;  // columns that load_columns reads
+  static constexpr int quads = size / 4;               // rows that load_quads reads
   static constexpr int registers = FASTLIN_PORTABLE_BYTES == 64 ? 32 : 16;
   T x[size];
 
@@ -46,7 +46,7 @@ struct Vec {
     return c;
   }
 
-  // Interleaves the lower, then the upper halves of two vectors.
+  // Interleaves the lower halves of two vectors, then the upper halves.
   static void zip(const Vec& a, const Vec& b, Vec& low, Vec& high) {
     for (int i = 0; i < size / 2; ++i) {
       low.x[2 * i] = a.x[i];
@@ -81,9 +81,9 @@ struct Vec {
     return out;
   }
   static void transpose_quads(Vec (&r)[4]) {
-    Vec given[4];
-    std::copy_n(r, 4, given);
-    for (int i = 0; i < 4 * size; ++i) r[i / size].x[i % size] = given[i % 4].x[i % size / 4 * 4 + i / size];
+    Vec rows[4];
+    std::copy_n(r, 4, rows);
+    for (int i = 0; i < 4 * size; ++i) r[i / size].x[i % size] = rows[i % 4].x[i % size / 4 * 4 + i / size];
   }
   static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[columns]) {
     for (int i = 0; i < columns; ++i) {

@@ -92,9 +92,9 @@ inline Mask<double> without(Mask<double> a, Mask<double> b) {
   return each<Mask<double>>([](bool x, bool y) { return x && !y; }, a, b);
 }
 inline bool any(Mask<double> a) {
-  bool found = false;
-  for (bool lane : a.x) found = found || lane;
-  return found;
+  bool result = false;
+  for (bool lane : a.x) result = result || lane;
+  return result;
 }
 template <class T>
 inline Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {

@@ -6,13 +6,14 @@ when their last dimension is contiguous, whatever the other strides are; otherwi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastlin.backends.base import Backend, check_sizes
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 
@@ -20,81 +21,78 @@ RESULTS = ("yhat", "loss", "per_task", "x", "q", "p", "A", "C", "W", "v", "h")
 """What kernels can be asked for, gradients by their letter."""
 
 
-class Kernels(ABC):
-    """The calls of a backend that takes `any_form`, all over one kernel, `attention`.
+class Inputs(NamedTuple):
+    """What a kernel reads beside the problem.
+
+    Attributes
+    ----------
+    y, weight, gy : Tensor or None
+        As in `Backend.loss` and `Backend.predict_bwd`.
+    draw : Draw or None
+        Draws the sequences that the problem lacks.
+    counts, total
+        Sequences of each task (K,) and of all tasks in the whole batch, where this batch is a piece of it.
+    """
+
+    y: Tensor | None = None
+    weight: Tensor | None = None
+    gy: Tensor | None = None
+    draw: Draw | None = None
+    counts: Tensor | None = None
+    total: int = 0
+
+
+class CompiledBackend(Backend):
+    """A backend whose ops are all calls of one kernel, `attention`.
 
     Attributes
     ----------
     piece : int
-        Sequences that are drawn in one go. A larger batch is summed up piece by piece.
+        Most sequences that one call draws. A larger batch is summed up piece by piece.
     """
 
+    any_form = True
+    draws = True
     piece: int
 
     @abstractmethod
-    def attention(
-        self,
-        problem: Problem,
-        results: dict[str, Tensor],
-        y: Tensor | None = None,
-        weight: Tensor | None = None,
-        gy: Tensor | None = None,
-        draw: Draw | None = None,
-        counts: Tensor | None = None,
-        total: int = 0,
-    ) -> None:
-        """Fill the results, each under its letter.
-
-        Parameters
-        ----------
-        problem : Problem
-        results : dict
-            Some of `RESULTS`.
-        y, weight, gy
-            As in `Backend.loss` and `Backend.predict_bwd`.
-        draw : Draw, optional
-            Draws the sequences that the problem lacks.
-        counts, total
-            Sequences of each task (K,) and of all in the whole that this batch is a piece of.
-        """
+    def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
+        """Fill the results, some of `RESULTS` by name."""
 
     @abstractmethod
     def count(self, draw: Draw, like: Tensor) -> Tensor:
-        """Sequences of each task (K,), int64, where `like` is."""
+        """Sequences of each task (K,), int64, on the device of `like`."""
 
     def predict(self, problem: Problem) -> Tensor:
         """Predictions yhat (R, B), or (B,) without R."""
         _, q = problem.data
         yhat = q.new_empty((*problem.front, q.shape[0]))
-        self.attention(problem, {"yhat": yhat})
+        self.attention(problem, {"yhat": yhat}, Inputs())
         return yhat
 
     def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
         """Gradients of the wanted letters, given gy = dloss/dyhat (R, B) or (B,)."""
         grads = _empty_gradients(problem, wants)
-        self.attention(problem, grads, gy=gy)
+        self.attention(problem, grads, Inputs(gy=gy))
         return grads
 
     def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
         """Loss (R,), per-task losses (R, K), both without R when the parameters have none, and gradients of loss."""
         value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)
-        self.attention(problem, {"loss": value, "per_task": per_task, **grads}, y, weight)
+        self.attention(problem, {"loss": value, "per_task": per_task, **grads}, Inputs(y, weight))
         return value, per_task, grads
 
     def sampled_loss(
         self, problem: Problem, draw: Draw, weight: Tensor | None, wants: str
     ) -> tuple[Tensor, Tensor, Gradients]:
         """`loss` of sequences that the kernel draws and forgets."""
-        W = problem.W
-        if (draw.m, draw.recipe.K) != (W.shape[-1], problem.tasks):
-            sizes = f"m = {draw.m}, K = {draw.recipe.K}"
-            raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
+        check_sizes(draw, problem)
         value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)
         results = {"loss": value, "per_task": per_task, **grads}
         if draw.batch <= self.piece:
-            self.attention(problem, results, weight=weight, draw=draw)
+            self.attention(problem, results, Inputs(weight=weight, draw=draw))
         else:
             self._add_pieces(problem, results, weight, draw)
         return value, per_task, grads
@@ -105,7 +103,7 @@ class Kernels(ABC):
             counts += self.count(piece, problem.W)
         sums = {letter: torch.zeros_like(result, dtype=torch.float64) for letter, result in results.items()}
         for piece in self._pieces(draw):
-            self.attention(problem, results, weight=weight, draw=piece, counts=counts, total=draw.batch)
+            self.attention(problem, results, Inputs(weight=weight, draw=piece, counts=counts, total=draw.batch))
             for letter, result in results.items():
                 sums[letter] += result
         for letter, result in results.items():
@@ -117,57 +115,63 @@ class Kernels(ABC):
 
 
 def packed(
-    problem: Problem,
-    results: dict[str, Tensor],
-    y: Tensor | None,
-    weight: Tensor | None,
-    gy: Tensor | None,
-    draw: Draw | None,
-    counts: Tensor | None,
-    total: int,
-    source: tuple[Any, ...] | None,
+    problem: Problem, results: dict[str, Tensor], inputs: Inputs, source: tuple[Any, ...] | None
 ) -> tuple[tuple[Any, ...], list[Tensor | None]]:
     """Arguments of the kernel `attention`, and the tensors that must live until it has run.
 
-    `source` is the draw as the kernel takes it, the others are as in `Kernels.attention`.
+    `source` is the draw as the kernel takes it (`Draw.packed`).
     """
-    x, is_gram, q, task, p, A, C, W, v, h, scale, skips, see_query, tasks = problem
-    layers = 0 if A is None else A.shape[1]
+    sizes, factors, flags = constants(problem)
+    y, weight, gy, draw, counts, total = inputs
+    x, q = problem.x, problem.q
     if draw is None:
         x, q = map(rows, problem.data)
         B, n, strides = q.shape[0], x.shape[1], (x.stride(0), x.stride(1), q.stride(0))
     else:
         B, n, strides = draw.batch, draw.n, (0, 0, 0)
-    inputs = [
-        t if t is None or (t.is_contiguous() and is_read_as_it_is(t)) else _plain(t)
-        for t in (task, p, A, C, W, v, h, y, weight, gy, counts)
-    ]
-    inputs[:0] = x, q
-    R, H = (W.shape[0] if W.ndim > 2 else 1), (W.shape[1] if W.ndim > 3 else 1)
-    arguments = (
-        (B, n, W.shape[-1], tasks, 0 if p is None else p.shape[-2], R, H, layers, total),
-        strides,
-        (scale, skips[0], skips[min(1, layers)], skips[-1]),
-        (is_gram, see_query, v.ndim == 1),
-        [0 if t is None else t.data_ptr() for t in inputs],
-        [results[letter].data_ptr() if letter in results else 0 for letter in RESULTS],
-        source,
-    )
-    return arguments, inputs
+    task, p, A, C, W, v, h = problem[3:10]
+    others = [None if t is None else contiguous(t) for t in (task, p, A, C, W, v, h, y, weight, gy, counts)]
+    kept = [x, q, *others]
+    addresses = [0 if t is None else t.data_ptr() for t in kept]
+    outputs = [results[letter].data_ptr() if letter in results else 0 for letter in RESULTS]
+    return ((B, n, *sizes, total), strides, factors, flags, addresses, outputs, source), kept
+
+
+def constants(problem: Problem) -> tuple[tuple[int, ...], tuple[float, ...], tuple[bool, ...]]:
+    """What the forms of a problem's parameters decide: sizes (m, K, t, R, H, L - 1), factors, flags."""
+    layers = 0 if problem.A is None else problem.A.shape[1]
+    t = 0 if problem.p is None else problem.p.shape[-2]
+    sizes = (problem.W.shape[-1], problem.tasks, t, problem.trials, problem.heads, layers)
+    skips = problem.skips
+    factors = (problem.scale, skips[0], skips[min(1, layers)], skips[-1])
+    return sizes, factors, (problem.is_gram, problem.see_query, problem.v.ndim == 1)
 
 
 def rows(tensor: Tensor) -> Tensor:
     """The tensor itself when its rows are contiguous, else a copy."""
     has_rows = tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-    return tensor if has_rows and is_read_as_it_is(tensor) else _plain(tensor)
+    return tensor if has_rows and _holds_its_numbers(tensor) else _copied(tensor)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor itself when a kernel can read it in place, else a copy."""
+    return tensor if tensor.is_contiguous() and _holds_its_numbers(tensor) else _copied(tensor)
+
+
+def _holds_its_numbers(tensor: Tensor) -> bool:
+    # Not so where torch negates when it reads, as in x.conj().imag, nor where zeros have no memory.
+    return not (tensor.is_neg() or tensor._is_zerotensor())
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg().contiguous()
 
 
 def empty_losses(problem: Problem) -> tuple[Tensor, Tensor]:
     """Room for loss (R,) and per-task losses (R, K), without R when W has none."""
     W = problem.W
-    front = W.shape[:1] if W.ndim > 2 else ()
-    value = torch.empty(front, dtype=W.dtype, device=W.device)
-    return value, torch.empty((*front, problem.tasks), dtype=W.dtype, device=W.device)
+    value = torch.empty(problem.front, dtype=W.dtype, device=W.device)
+    return value, torch.empty((*problem.front, problem.tasks), dtype=W.dtype, device=W.device)
 
 
 def _empty_gradients(problem: Problem, wants: str) -> Gradients:
@@ -177,16 +181,3 @@ def _empty_gradients(problem: Problem, wants: str) -> Gradients:
         # Half the time of new_empty, which takes 2 us; but it keeps the strides.
         empty[letter] = torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
     return empty
-
-
-def is_read_as_it_is(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor holds its numbers.
-
-    It does not where torch negates when it reads, as in x.conj().imag, nor where zeros have no memory.
-    """
-    return not (tensor.is_neg() or tensor._is_zerotensor())
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy that is read as it is."""
-    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg().contiguous()

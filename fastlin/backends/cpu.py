@@ -1,174 +1,154 @@
 """C++ kernels for the CPU: one pass over the data, on the best instruction set that the machine has.
 
-An adapter over `fastlin._C`, which gets addresses (`compiled`). The threads are those of torch:
-`torch.set_num_threads` governs both.
+An adapter over `fastlin._C`, which takes addresses (`compiled`). The threads are torch's: `torch.set_num_threads`
+sets them for both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastlin import _extension
+from fastlin import _extension, _instruction_sets
 from fastlin._instruction_sets import instruction_set, instruction_sets, using
-from fastlin.backends.compiled import RESULTS, Kernels, empty_losses, is_read_as_it_is, packed, rows
+from fastlin.backends.base import Batch, LossAndGradients, PreparedLoss
+from fastlin.backends.compiled import RESULTS, CompiledBackend, Inputs, constants, empty_losses, packed, rows
 from fastlin.backends.draw import Draw
-from fastlin.backends.problem import LETTERS, PLAIN_TYPES, Prepared, Problem
+from fastlin.backends.problem import LETTERS, Problem
 
-__all__ = [
-    "gram",
-    "instruction_set",
-    "instruction_sets",
-    "loss",
-    "predict",
-    "predict_bwd",
-    "sample",
-    "sampled_loss",
-    "supports",
-    "using",
-]
-
-name = "cpu"
-traceable = False
-any_form = True
-shares_heads = True
-checks_tasks = True
-
-last_kernel: str | None = None
-"""Instruction set, dtype and path of the last call, for tests and for the curious: "avx2 float32 streamed"."""
-last_sampler: str | None = None
-"""The same of the last batch that was drawn to be kept: "avx2 float32 sampled tokens"."""
+__all__ = ["CpuBackend", "backend", "instruction_set", "instruction_sets", "using"]
 
 
-def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-    """Why this backend cannot serve a call, or None."""
-    if device.type != "cpu":
-        return f"the data are on {device}; wants the cpu"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the data have dtype {dtype}; wants torch.float32 or torch.float64"
-    return _extension.why_missing()
+class CpuBackend(CompiledBackend):
+    """The kernels of `fastlin._C`."""
 
-
-class _CpuKernels(Kernels):
+    name = "cpu"
+    shares_heads = True
+    checks_tasks = True
     piece = 1 << 18  # tasks and order of so many sequences take 4 MB
 
-    def attention(
-        self,
-        problem: Problem,
-        results: dict[str, Tensor],
-        y: Tensor | None = None,
-        weight: Tensor | None = None,
-        gy: Tensor | None = None,
-        draw: Draw | None = None,
-        counts: Tensor | None = None,
-        total: int = 0,
-    ) -> None:
-        global last_kernel
-        source = None if draw is None else draw.packed(draw.arrays)
-        arguments, _kept = packed(problem, results, y, weight, gy, draw, counts, total, source)
-        last_kernel = _extension.loaded().attention(
-            instruction_set(), problem.W.dtype is torch.float64, torch.get_num_threads(), *arguments
-        )
+    def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+        """Why this backend cannot serve a call, or None."""
+        if device.type != "cpu":
+            return f"the data are on {device}; wants the cpu"
+        if dtype not in (torch.float32, torch.float64):
+            return f"the data have dtype {dtype}; wants torch.float32 or torch.float64"
+        return _extension.why_missing()
+
+    def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
+        """Fill the results, some of `RESULTS` by name."""
+        draw = inputs.draw
+        source = None if draw is None else draw.packed()
+        arguments, _kept = packed(problem, results, inputs, source)
+        self.last_kernel = _extension.loaded().attention(*_place(problem.W.dtype), *arguments)
+
+    def prepare(self, problem: Problem, wants: str, draws: bool) -> PreparedLoss:
+        """A loss for problems like this one: what their shapes decide is packed once, 25 us of a call."""
+        return _PreparedLoss(self, problem, wants, draws)
 
     def count(self, draw: Draw, like: Tensor) -> Tensor:
+        """Sequences of each task (K,), int64, on the device of `like`."""
         task = torch.empty(draw.batch, dtype=torch.int64, device=like.device)
-        _extension.loaded().sample_tasks(
-            instruction_set(), torch.get_num_threads(), draw.packed(draw.arrays), draw.batch, task.data_ptr()
-        )
+        source, threads = draw.packed(), torch.get_num_threads()
+        _extension.loaded().sample_tasks(_instruction_sets.selected, threads, source, draw.batch, task.data_ptr())
         return torch.bincount(task, minlength=draw.recipe.K)
 
+    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Drawn sequences, with their Gram matrices or their tokens; drawn on the CPU, then moved to the device."""
+        B, m = draw.batch, draw.m
+        name = "float64" if dtype is torch.float64 else "float32"
+        # Buffers of numpy's: inside torch.func a tensor of torch's may be a wrapper without memory.
+        shapes = ((B, m if is_gram else draw.n, m), (B, m), (B,))
+        arrays = [*(np.empty(shape, name) for shape in shapes), np.empty(B, np.int64)]
+        addresses = [array.ctypes.data for array in arrays]
+        self.last_sampler = _extension.loaded().sample(*_place(dtype), draw.packed(), B, is_gram, addresses)
+        x, q, y, task = (torch.from_numpy(array).to(device) for array in arrays)
+        return x, q, y, task
 
-kernels = _CpuKernels()
+    def gram(self, z: Tensor) -> Tensor:
+        """Gram matrices (..., m, m) of tokens (..., n, m)."""
+        *front, n, m = z.shape
+        B = math.prod(front)
+        tokens = rows(z.reshape(B, n, m))
+        G = z.new_empty(*front, m, m)
+        sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
+        self.last_kernel = _extension.loaded().gram(*_place(z.dtype), sizes, (tokens.data_ptr(), G.data_ptr()))
+        return G
 
 
-def prepare(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> Prepared:
-    """A loss for tensors like these: what their shapes decide is found once, 25 us of a call on one sequence."""
-    value, per_task = empty_losses(problem)
-    arguments, _ = packed(problem, {}, y, weight, None, None, None, 0, None)
-    sizes, _, factors, flags, *_ = arguments
-    _, n, m, *_ = sizes
-    constants = (sizes, (n * m, m, m), factors, flags)
-    letters = [LETTERS.index(letter) for letter in wants]
-    places = [RESULTS.index(letter) for letter in wants]
-    is_double = problem.W.dtype is torch.float64
-    attention = _extension.loaded().attention
+def _place(dtype: torch.dtype) -> tuple[str, bool, int]:
+    """What every kernel takes first: instruction set, whether float64, threads."""
+    return _instruction_sets.selected, dtype is torch.float64, torch.get_num_threads()
 
-    def loss(tensors: Sequence[Tensor | None], extra: Sequence[Any]) -> list[Tensor] | None:
-        global last_kernel
-        given = (*tensors, extra[0], extra[1])
-        inputs = []
-        for tensor in given:
+
+class _PreparedLoss:
+    """A loss of problems of one form: sizes, factors and flags are packed once, addresses in every call."""
+
+    def __init__(self, backend: CpuBackend, problem: Problem, wants: str, draws: bool) -> None:
+        self.backend = backend
+        self.value, self.per_task = empty_losses(problem)
+        self.sizes, self.factors, self.flags = constants(problem)
+        self.batch, self.n, self.strides = 0, 0, (0, 0, 0)
+        if not draws:
+            x, q = problem.data
+            m = q.shape[-1]
+            self.batch, self.n, self.strides = q.shape[0], x.shape[1], (x.shape[1] * m, m, m)
+        self.gradients = [(LETTERS.index(letter), RESULTS.index(letter)) for letter in wants]
+        self.is_double = problem.W.dtype is torch.float64
+        self.attention = _extension.loaded().attention
+
+    def __call__(
+        self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
+    ) -> LossAndGradients | None:
+        x, _, q, task, p, A, C, W, v, h, *_ = problem
+        inputs: list[Any] = [x, q, task, p, A, C, W, v, h, y, weight]
+        addresses: list[int] = []
+        for place, tensor in enumerate(inputs):
             if tensor is None:
-                inputs.append(0)
-            elif type(tensor) in PLAIN_TYPES and tensor.is_contiguous() and is_read_as_it_is(tensor):
-                inputs.append(tensor.data_ptr())
-            else:
+                addresses.append(0)
+                continue
+            if not tensor.is_contiguous():
+                if place < 2:
+                    return None  # x and q are large, and `attention` reads them in place
+                inputs[place] = tensor = tensor.contiguous()
+            if tensor.is_neg() or tensor._is_zerotensor():
                 return None
-        inputs += (0, 0)
-        results = [torch.empty_like(value), torch.empty_like(per_task)]
-        outputs = [0, results[0].data_ptr(), results[1].data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0]
-        for letter, place in zip(letters, places, strict=True):
-            gradient = torch.empty_like(given[letter])
-            results.append(gradient)
-            outputs[place] = gradient.data_ptr()
+            addresses.append(tensor.data_ptr())
+        addresses += (0, 0)  # a loss has neither gy nor counts
+        source, B, n = None, self.batch, self.n
+        if draw is not None:
+            recipe = draw.recipe
+            if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
+                return None
+            source, B, n = draw.packed(), draw.batch, draw.n
+        value, per_task = torch.empty_like(self.value), torch.empty_like(self.per_task)
+        outputs = [0] * len(RESULTS)
+        outputs[1:3] = value.data_ptr(), per_task.data_ptr()
+        gradients = []
+        for place, result in self.gradients:
+            gradient = torch.empty_like(inputs[place])
+            gradients.append(gradient)
+            outputs[result] = gradient.data_ptr()
         try:
-            last_kernel = attention(
-                instruction_set(), is_double, torch.get_num_threads(), *constants, inputs, outputs, None
+            self.backend.last_kernel = self.attention(
+                _instruction_sets.selected,
+                self.is_double,
+                torch.get_num_threads(),
+                (B, n, *self.sizes, 0),
+                self.strides,
+                self.factors,
+                self.flags,
+                addresses,
+                outputs,
+                source,
             )
         except IndexError:
-            return None  # where the task indices are looked at, the message is
-        return results
-
-    return loss
+            return None  # the caller checks the task indices, and says which is wrong
+        return value, per_task, gradients
 
 
-predict, predict_bwd, loss = kernels.predict, kernels.predict_bwd, kernels.loss
-sampled_loss = kernels.sampled_loss
-
-
-def sample(
-    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences.
-
-    They are on the CPU, whatever the device is that they are for.
-    """
-    global last_sampler
-    B, m = draw.batch, draw.m
-    name = "float64" if dtype is torch.float64 else "float32"
-    # Buffers of numpy's: inside torch.func a tensor of torch's own may be a wrapper without memory.
-    shapes = ((B, m if is_gram else draw.n, m), (B, m), (B,))
-    arrays = [*(np.empty(shape, name) for shape in shapes), np.empty(B, np.int64)]
-    last_sampler = _extension.loaded().sample(
-        instruction_set(),
-        dtype is torch.float64,
-        torch.get_num_threads(),
-        draw.packed(draw.arrays),
-        B,
-        is_gram,
-        [array.ctypes.data for array in arrays],
-    )
-    x, q, y, task = (torch.from_numpy(array).to(device) for array in arrays)
-    return x, q, y, task
-
-
-def gram(z: Tensor) -> Tensor:
-    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
-    global last_kernel
-    *front, n, m = z.shape
-    B = math.prod(front)
-    tokens = rows(z.reshape(B, n, m))
-    G = z.new_empty(*front, m, m)
-    last_kernel = _extension.loaded().gram(
-        instruction_set(),
-        z.dtype is torch.float64,
-        torch.get_num_threads(),
-        (B, n, m, tokens.stride(0), tokens.stride(1)),
-        (tokens.data_ptr(), G.data_ptr()),
-    )
-    return G
+backend = CpuBackend()

@@ -1,8 +1,8 @@
-"""CUDA C++ kernels: an adapter over `fastlin._cuda`, which gets addresses (`compiled`), a device and a stream.
+"""CUDA C++ kernels: an adapter over `fastlin._cuda`, which takes addresses (`compiled`), a device and a stream.
 
-Kernels are enqueued on torch's current stream of the device that the tensors are on, and nothing here waits for them:
-torch sorts the sequences by task on the same stream, and all memory comes from torch's allocator, so that a CUDA graph
-can capture a call. One that draws must have run once before, which brings its source's arrays to the device.
+Kernels run on torch's current stream of the tensors' device, and nothing here waits for them. torch sorts the sequences
+by task on the same stream, and all memory comes from torch's allocator, so a CUDA graph can capture a call. A call that
+draws must run once before it is captured: the first run copies the arrays of its source to the device.
 """
 
 from __future__ import annotations
@@ -18,33 +18,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastlin import _extension, backends
-from fastlin.backends.compiled import Kernels, packed, rows
+from fastlin.backends.base import Batch
+from fastlin.backends.compiled import CompiledBackend, Inputs, packed, rows
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Problem
 
-__all__ = ["emulated", "gram", "loss", "predict", "predict_bwd", "sample", "sampled_loss", "supports"]
-
-name = "cuda"
-traceable = False
-any_form = True
-
-last_kernel: str | None = None
-"""Dtype and kernel of the last call, for tests and for the curious: "float32 attention"."""
-last_sampler: str | None = None
-"""The same of the last batch that was drawn to be kept: "float32 sampled tokens"."""
-
 _emulated: ModuleType | None = None
-
-
-def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-    """Why this backend cannot serve a call, or None."""
-    if device.type != ("cuda" if _emulated is None else "cpu"):
-        return f"the data are on {device}; wants a cuda device"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the data have dtype {dtype}; wants torch.float32 or torch.float64"
-    if _emulated is not None:
-        return None
-    return _extension.why_missing(_extension.CUDA) or _module().why_not() or None
 
 
 @contextmanager
@@ -60,22 +39,25 @@ def emulated(module: ModuleType) -> Iterator[None]:
         backends.resolve.cache_clear()
 
 
-class _CudaKernels(Kernels):
+class CudaBackend(CompiledBackend):
+    """The kernels of `fastlin._cuda`."""
+
+    name = "cuda"
     piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 
-    def attention(
-        self,
-        problem: Problem,
-        results: dict[str, Tensor],
-        y: Tensor | None = None,
-        weight: Tensor | None = None,
-        gy: Tensor | None = None,
-        draw: Draw | None = None,
-        counts: Tensor | None = None,
-        total: int = 0,
-    ) -> None:
-        global last_kernel
-        W, K = problem.W, problem.tasks
+    def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+        """Why this backend cannot serve a call, or None."""
+        if device.type != ("cuda" if _emulated is None else "cpu"):
+            return f"the data are on {device}; wants a cuda device"
+        if dtype not in (torch.float32, torch.float64):
+            return f"the data have dtype {dtype}; wants torch.float32 or torch.float64"
+        if _emulated is not None:
+            return None
+        return _extension.why_missing(_extension.CUDA) or _module().why_not() or None
+
+    def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
+        """Fill the results, some of `RESULTS` by name."""
+        W, K, draw = problem.W, problem.tasks, inputs.draw
         device = W.device
         source = None if draw is None else _source(draw, device)
         order: tuple[Tensor, ...] = ()
@@ -83,58 +65,55 @@ class _CudaKernels(Kernels):
             task = problem.task if draw is None else _drawn_tasks(draw, device)
             assert task is not None
             order = _by_task(task, K)
-        arguments, _kept = packed(problem, results, y, weight, gy, draw, counts, total, source)
+        arguments, _kept = packed(problem, results, inputs, source)
         float64, module, (index, stream) = W.dtype is torch.float64, _module(), _place(device)
         size = module.workspace(float64, index, *arguments)
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
         addresses = [t.data_ptr() for t in order] or (0, 0, 0)
         module.attention(float64, index, stream, addresses, workspace.data_ptr(), *arguments)
-        last_kernel = f"{'float64' if float64 else 'float32'} {'attention' if draw is None else 'sampled attention'}"
+        self.last_kernel = f"{_label(W.dtype)} {'attention' if draw is None else 'sampled attention'}"
 
     def count(self, draw: Draw, like: Tensor) -> Tensor:
+        """Sequences of each task (K,), int64, on the device of `like`."""
         K = draw.recipe.K
         if K == 1:
             return torch.full((1,), draw.batch, dtype=torch.int64, device=like.device)
         return _by_task(_drawn_tasks(draw, like.device), K)[2].diff()
 
+    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Drawn sequences, with their Gram matrices or their tokens."""
+        B, m = draw.batch, draw.m
+        x = torch.empty(B, m if is_gram else draw.n, m, dtype=dtype, device=device)
+        q, y = torch.empty(B, m, dtype=dtype, device=device), torch.empty(B, dtype=dtype, device=device)
+        task = torch.empty(B, dtype=torch.int64, device=device)
+        float64, module, (index, stream) = dtype is torch.float64, _module(), _place(x.device)
+        source = _source(draw, x.device)
+        size = module.sample_workspace(float64, index, source, B, is_gram)
+        workspace = torch.empty(size, dtype=torch.uint8, device=device)
+        addresses = [t.data_ptr() for t in (x, q, y, task)]
+        module.sample(float64, index, stream, workspace.data_ptr(), source, B, is_gram, addresses)
+        self.last_sampler = f"{_label(dtype)} sampled {'gram' if is_gram else 'tokens'}"
+        return x, q, y, task
 
-kernels = _CudaKernels()
-predict, predict_bwd, loss = kernels.predict, kernels.predict_bwd, kernels.loss
-sampled_loss = kernels.sampled_loss
+    def gram(self, z: Tensor) -> Tensor:
+        """Gram matrices (..., m, m) of tokens (..., n, m)."""
+        *front, n, m = z.shape
+        B = math.prod(front)
+        tokens = rows(z.reshape(B, n, m))
+        G = z.new_empty(*front, m, m)
+        float64, module, (index, stream) = z.dtype is torch.float64, _module(), _place(z.device)
+        sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
+        workspace = torch.empty(module.gram_workspace(float64, index, sizes), dtype=torch.uint8, device=z.device)
+        module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
+        self.last_kernel = f"{_label(z.dtype)} gram"
+        return G
 
 
-def sample(
-    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
-    global last_sampler
-    B, m = draw.batch, draw.m
-    x = torch.empty(B, m if is_gram else draw.n, m, dtype=dtype, device=device)
-    q, y = torch.empty(B, m, dtype=dtype, device=device), torch.empty(B, dtype=dtype, device=device)
-    task = torch.empty(B, dtype=torch.int64, device=device)
-    float64, module, (index, stream) = dtype is torch.float64, _module(), _place(x.device)
-    source = _source(draw, x.device)
-    size = module.sample_workspace(float64, index, source, B, is_gram)
-    workspace = torch.empty(size, dtype=torch.uint8, device=device)
-    addresses = [t.data_ptr() for t in (x, q, y, task)]
-    module.sample(float64, index, stream, workspace.data_ptr(), source, B, is_gram, addresses)
-    last_sampler = f"{'float64' if float64 else 'float32'} sampled {'gram' if is_gram else 'tokens'}"
-    return x, q, y, task
+backend = CudaBackend()
 
 
-def gram(z: Tensor) -> Tensor:
-    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
-    global last_kernel
-    *front, n, m = z.shape
-    B = math.prod(front)
-    tokens = rows(z.reshape(B, n, m))
-    G = z.new_empty(*front, m, m)
-    float64, module, (index, stream) = z.dtype is torch.float64, _module(), _place(z.device)
-    sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
-    workspace = torch.empty(module.gram_workspace(float64, index, sizes), dtype=torch.uint8, device=z.device)
-    module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
-    last_kernel = f"{'float64' if float64 else 'float32'} gram"
-    return G
+def _label(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _module() -> ModuleType:
@@ -167,11 +146,11 @@ def _drawn_tasks(draw: Draw, device: torch.device) -> Tensor:
 
 
 _copies: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Arrays of sources, with their copies by device: each a tensor, the version that was copied, and its stream."""
+"""Copies of the arrays of sources, by device: the copy, the version of the array, and the stream that copied it."""
 
 
 def _source(draw: Draw, device: torch.device) -> tuple[Any, ...]:
-    """A draw as kernels take it; copies live as long as the source's arrays, so that a CUDA graph can be replayed."""
+    """A draw as kernels take it. Copies live as long as the arrays of the source, so a CUDA graph can be replayed."""
     if device.type == "cpu":
         return draw.packed(draw.arrays)
     return draw.packed([None if array is None else _copy(array, device) for array in draw.arrays])

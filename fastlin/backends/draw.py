@@ -1,4 +1,4 @@
-"""What a kernel needs to draw sequences itself: a task source in numbers, and a place in it."""
+"""What a kernel needs to draw sequences: a task source in numbers, and which of its sequences."""
 
 from __future__ import annotations
 
@@ -60,22 +60,24 @@ class Draw(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Tensor | None, ...]:
-        """What its source refers to, in the order of the extension."""
+        """The arrays of its source, in the order of the extension."""
         recipe = self.recipe
         return recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor
 
     @property
     def versions(self) -> tuple[int, ...]:
         """Changes whenever one of the source's arrays is changed in place."""
-        return tuple(array._version for array in self.arrays if array is not None)
+        arrays = [array for array in self.arrays if array is not None]
+        return tuple(0 if array.is_inference() else array._version for array in arrays)
 
     def piece(self, first: int, batch: int) -> Draw:
         """`batch` of its sequences from the `first` on."""
         return self._replace(batch=batch, offset=(self.offset + first) % (1 << 64))
 
-    def packed(self, arrays: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        """As the extensions take it, with `arrays` or copies of these; the addresses are good while they live."""
+    def packed(self, copies: Sequence[Tensor | None] | None = None) -> tuple[Any, ...]:
+        """As the extensions take it, with its arrays or `copies` of them; addresses are valid while these live."""
         recipe = self.recipe
+        arrays = self.arrays if copies is None else copies
         return (
             (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
             (recipe.radius, recipe.noise_std),
@@ -85,5 +87,5 @@ class Draw(NamedTuple):
 
 
 def kernel_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that kernels draw in for one that is asked for."""
+    """The dtype that kernels draw in, for a requested dtype."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float64

@@ -1,7 +1,7 @@
 """The core in torch operations: every device and dtype, differentiable any number of times.
 
-Values and the reverse mode by hand, in the letters of `problem`. Inside, the batch leads (B, R, H, m): the data of a
-sequence then multiply all its trials and heads in one matrix product, and are never copied per trial.
+Values and reverse mode are written by hand, in the letters of `problem`. Tensors inside are (B, R, H, m): one matrix
+product applies the data of a sequence to all its trials and heads, and no trial copies the data.
 
     g  = scale dloss/dyhat      a = W' q      c = G v      e = G a
     dW = sum_b g q c'           dv_k = sum_b g e           Gb = g sym(a v')        qb = rho r h + g W c
@@ -19,17 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastlin.backends.base import Backend
 from fastlin.backends.problem import Gradients, Problem
 
 Apply = Callable[[Tensor], Tensor]
-
-name = "eager"
-traceable = True
-
-
-def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-    """Why this backend cannot serve a call, or None: it serves them all."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +40,40 @@ class _Forward:
     layers: list[tuple[Tensor, Tensor, Tensor]]
 
 
-def predict(problem: Problem) -> Tensor:
-    """Predictions yhat (R, B)."""
-    return _forward(problem).yhat
+class EagerBackend(Backend):
+    """Serves every call."""
+
+    name = "eager"
+    traceable = True
+
+    def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+        """None: it serves them all."""
+        return None
+
+    def predict(self, problem: Problem) -> Tensor:
+        """Predictions yhat (R, B)."""
+        return _forward(problem).yhat
+
+    def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
+        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
+        return _reverse(problem, _forward(problem), gy, wants)
+
+    def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+        """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
+        forward = _forward(problem)
+        error = forward.yhat - y
+        value, per_task = losses(error.square(), y, problem.task, problem.tasks, weight)
+        if not wants:
+            return value, per_task, {}
+        gy = 2 * error * error_coefficients(problem.task, y, weight, y.new_ones(()), None)
+        return value, per_task, _reverse(problem, forward, gy, wants)
+
+    def gram(self, z: Tensor) -> Tensor:
+        """Gram matrices (..., m, m) of tokens (..., n, m)."""
+        return z.mT @ z
 
 
-def predict_bwd(problem: Problem, gy: Tensor, wants: str) -> Gradients:
-    """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
-    return _reverse(problem, _forward(problem), gy, wants)
-
-
-def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-    """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters.
-
-    Parameters
-    ----------
-    problem : Problem
-    y : Tensor, shape (B,)
-    weight : Tensor or None
-        (K,) weights of the tasks' means; None is the mean over the batch.
-    wants : str
-        Letters of the gradients to return.
-    """
-    forward = _forward(problem)
-    error = forward.yhat - y
-    value, per_task = losses(error.square(), y, problem.task, problem.tasks, weight)
-    if not wants:
-        return value, per_task, {}
-    gy = 2 * error * error_coefficients(problem.task, y, weight, y.new_ones(()), None)
-    return value, per_task, _reverse(problem, forward, gy, wants)
+backend = EagerBackend()
 
 
 def losses(squares: Tensor, y: Tensor, task: Tensor | None, tasks: int, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,11 +82,6 @@ def losses(squares: Tensor, y: Tensor, task: Tensor | None, tasks: int, weight: 
     per_task = _sum_over_tasks(squares.mT * shares[:, None], task, tasks).mT
     value = squares.sum(-1) / max(y.shape[0], 1) if weight is None else per_task @ weight
     return value, per_task
-
-
-def gram(z: Tensor) -> Tensor:
-    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
-    return z.mT @ z
 
 
 def error_coefficients(
@@ -236,7 +229,7 @@ def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
     if problem.is_gram:
         G = _symmetric(z)
     elif 4 * vectors > z.shape[-1]:
-        G = gram(z)
+        G = z.mT @ z
     else:
         G = None
 
@@ -259,11 +252,11 @@ def _matrix_context(G: Tensor) -> Apply:
 def _initial_gram(problem: Problem, P: Tensor | None, R: int) -> Tensor:
     """G of the first layer for each trial, (B, R, m, m)."""
     x, q = problem.data
-    G = _symmetric(x) if problem.is_gram else gram(x)
+    G = _symmetric(x) if problem.is_gram else x.mT @ x
     if problem.see_query:
         G = G + q[:, :, None] * q[:, None]
     G = G[:, None].expand(-1, R, -1, -1)
-    return G if P is None else G + gram(P)
+    return G if P is None else G + P.mT @ P
 
 
 def _symmetric(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What a backend is asked to compute: one form for every op, every model and any number of trials.
+"""The problem that a backend computes: one form for every op, every model and any number of trials.
 
-A sequence has a Gram matrix G, given by its tokens or as it is, a query q and a task k. G and q pass through L - 1
-matrix layers, and the last layer needs only vectors:
+A sequence has tokens or a Gram matrix G, a query q and a task k. G and q pass through L - 1 matrix layers. The last
+layer needs only vectors:
 
     G    = sum_t p p' + sum_i z_i z_i'  (+ q q' when see_query)
     T    = rho I + scale sum_h A_h G C_h         G <- T' G T         q <- T' q          each matrix layer
@@ -12,8 +12,8 @@ The one-layer ops are L = 1 without skip. A stack has W = A_L and v_hk = C_Lh h_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ Gradients = dict[str, Tensor]
 LETTERS = ("x", "q", "task", "p", "A", "C", "W", "v", "h")
 """The tensors that every op takes, in order. x is z or G; a layer lacks A, C, h, and a stack lacks W, v."""
 PLAIN_TYPES = frozenset({Tensor, Parameter})
-"""Tensors that have memory of their own; those of a subclass may not."""
+"""Types of tensors that own memory. A tensor of a subclass may only wrap others."""
 
 _FULL_FORM = {
     "p": ("R", "K", "t", "m"),
@@ -45,7 +45,7 @@ class Options(NamedTuple):
     op : str
         Public name of the op that was called.
     tasks : int
-        K, or -1 when only the largest task index tells.
+        K, or -1 where it is the largest task index plus one.
     scale, first_skip, skip : float
         Factor of the attention; factor of I in the first layer (0 without skip) and in the others.
     see_query, check_finite : bool
@@ -64,29 +64,11 @@ class Options(NamedTuple):
     backend: str
 
 
-Prepared = Callable[[Sequence[Tensor | None], Sequence[Any]], list[Tensor] | None]
-"""A loss of tensors of known shapes, dtypes and devices, and its gradients; None for tensors that it does not take."""
-
-
-class Accepted(NamedTuple):
-    """The options of a call whose arguments were examined.
-
-    Attributes
-    ----------
-    options : Options
-    prepared : dict
-        What a backend has prepared for calls like this one, by the letters of the gradients that they want.
-    """
-
-    options: Options
-    prepared: dict[str, Prepared]
-
-
 class Problem(NamedTuple):
-    """Tensors in their full form, under the letters of the module's docstring.
+    """Tensors in their full form, named as in the formulas above.
 
-    A backend that takes `any_form` gets p, W, v of a layer as the caller gave them: R and H may be missing, and, with
-    `shares_heads`, v may be one head (m,) of all tasks.
+    A backend with `any_form` gets p, W, v of a layer in the caller's form: R and H may be missing. With `shares_heads`,
+    v may be one head (m,) for all tasks.
 
     Attributes
     ----------
@@ -144,7 +126,7 @@ class Problem(NamedTuple):
 
     @property
     def front(self) -> tuple[int, ...]:
-        """What leads in the results: (R,), or () when W has no R."""
+        """Leading sizes of the results: (R,), or () when W has no R."""
         return self.W.shape[:1] if self.W.ndim > 2 else ()
 
 

@@ -33,8 +33,8 @@ OPS = (*ARGUMENTS, *SAMPLED)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a problem, under the letters of `fastlin.ops.functional`; R = None is no trial dimension."""
+class CaseShape:
+    """Sizes of a problem, under the letters of `fastlin.ops.api`; R = None is no trial dimension."""
 
     op: str = "prompt_loss"
     B: int = 8192
@@ -58,7 +58,7 @@ class Case:
     The parameters require grad where the op has a loss.
     """
 
-    shape: Shape
+    shape: CaseShape
     data: dict[str, Tensor]
     parameters: dict[str, Tensor]
 
@@ -114,7 +114,7 @@ class Case:
         return call
 
 
-def make(shape: Shape, seed: int = 0, device: torch.device | str = "cpu") -> Case:
+def make(shape: CaseShape, seed: int = 0, device: torch.device | str = "cpu") -> Case:
     """A random float32 problem whose predictions are of order one, the same numbers on every device.
 
     G is about (n + t) I, so W has entries of order 1 / ((n + t) m), and A and C are such that A G C is about half as
@@ -152,6 +152,6 @@ def make(shape: Shape, seed: int = 0, device: torch.device | str = "cpu") -> Cas
     )
 
 
-def parameters_of(shape: Shape, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def parameters_of(shape: CaseShape, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Parameters for an op that draws its data, of the same size as in the other cases."""
     return make(replace(shape, op=SAMPLED[shape.op], B=1), device=device).parameters

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastlin.bench import peers
-from fastlin.bench.cases import Case, Shape
+from fastlin.bench.cases import Case, CaseShape
 
 AFFORDABLE_SCORES = 3 * 8192 * 52**2
 """Attention scores of width 11 that the reference may form in a check: three layers at B = 8192, n = 50, in seconds."""
@@ -28,7 +28,7 @@ class WrongResultError(RuntimeError):
     """A contender's loss or gradient is off; the message says which, by how much, and what is allowed."""
 
 
-def affordable_batch(shape: Shape, scores: int) -> int:
+def affordable_batch(shape: CaseShape, scores: int) -> int:
     """Number of sequences for which the reference forms that many scores."""
     of_one = (shape.R or 1) * shape.layers * (shape.n + shape.t + 1) ** 2 * max(shape.m / 11, 1.0)
     return max(int(scores / of_one), 1)
@@ -82,7 +82,7 @@ class Gate:
         return self.errors_of_eager[dtype]
 
 
-def band(shape: Shape, dtype: torch.dtype) -> float:
+def band(shape: CaseShape, dtype: torch.dtype) -> float:
     """Relative rounding error of sums of this size, as random walks."""
     return torch.finfo(dtype).eps * (math.sqrt((shape.n + shape.t) * shape.m) + math.sqrt(shape.B))
 

@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PEERS = (
-    *("reference", "eager", "eager-gram", "vmap", "vmap-gram", "compile", "compile-gram", "jax", "jax-gram"),
-    "numpy",
-)
 _SIZES = {
     "B": ("sequences", (8192,)),
     "n": ("context lengths", (50,)),
@@ -29,21 +25,21 @@ def add(commands: Any) -> None:
         "bench",
         help="what the ops cost, against what one would write instead and against the machine's limits",
         description="Check the ops and their peers against the float64 reference, then time them in interleaved "
-        "rounds. Without a choice of ops or sizes: all ops at B = 8192, n = 50, m = 11, curves over every size and "
-        "over threads, and training at the paper's scale, in minutes.",
+        "rounds. Without a choice of rows, ops or sizes: all ops at B = 8192, n = 50, m = 11, curves over every size "
+        "and over threads, and training at the paper's scale, in minutes.",
     )
+    command.add_argument("--list", action="store_true", help="print the rows of the table")
+    command.add_argument("--rows", type=_words, metavar="NAME,...", help="of the table, in place of the default run")
+    command.add_argument("--long", action="store_true", help="the default run and the rows that take minutes each")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     command.add_argument("--ops", type=_words, metavar="OP,...", help="of the public ops, in place of the default run")
     for name, (what, _) in _SIZES.items():
         command.add_argument(f"--{name}", type=_numbers, metavar=f"{name},...", help=what)
     command.add_argument("--dtypes", type=_words, metavar="D,...", help="float32, float64 (default: float32)")
     command.add_argument("--threads", type=_numbers, metavar="T,...", help="(default: torch's)")
     command.add_argument("--backends", type=_words, metavar="NAME,...", help="of fastlin (default: auto)")
-    command.add_argument(
-        "--peers",
-        type=_words,
-        metavar="PEER,...",
-        help=f"of {', '.join(PEERS)} (default: all that the op has)",
-    )
+    forms = "KIND[-FORM][@MODIFIER,...], as fastlin/bench/labels.py has them"
+    command.add_argument("--peers", metavar="PEER,...", help=f"{forms} (default: all that the op has)")
     command.add_argument("--quick", action="store_true", help="few calls: to see that it runs, not to compare")
     command.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     command.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers of the table")
@@ -62,7 +58,33 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _compare(options) if options.compare else _measure(options)
+    if options.compare:
+        return _compare(options)
+    if options.list:
+        return _list(options)
+    if options.device == "cuda":
+        from fastlin.bench import gpu
+
+        reason = gpu.why_not()
+        if reason is not None:
+            print(f"fastlin: --device cuda: nothing to measure: {reason}", file=sys.stderr)
+            return 2
+    return _measure(options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    """Names, what they measure, and whether they are long; the points of a curve on one line."""
+    import torch
+
+    from fastlin.bench import rows
+
+    by_name: dict[str, list[rows.Row]] = {}
+    for row in rows.every(torch.get_num_threads(), options.device):
+        by_name.setdefault(row.name, []).append(row)
+    for name, (first, *more) in by_name.items():
+        about = f"{first.shape.op} over {first.axis}" if first.shape and more else first.sizes
+        print(f"{name:16}{'long' if first.long else '':6}{about}")
+    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -78,17 +100,17 @@ def _compare(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from fastlin import plots
     from fastlin._files import replacing
-    from fastlin.bench import run, table
-    from fastlin.bench.progress import one_line
+    from fastlin.bench import gpu, run, table
 
     for path in (options.json, options.csv):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{path}: its folder is not there")  # better now than after minutes of measuring
-    specs, effort = _plan(options)
+    rows = _rows(options)
     command = shlex.join(["fastlin", *sys.argv[1:]])
-    show = one_line()
-    record = run.run(specs, effort, command=command, progress=show)
-    show("")
+    device = gpu.GpuDevice() if options.device == "cuda" else None
+    effort = run.QUICK if options.quick else run.BenchEffort()
+    record = run.run(rows, effort, command=command, device=device, progress=_show)
+    _show("")
     sys.stdout.write(table.as_text(record))
     files = [(options.json, "json"), (options.csv, "csv")]
     if options.out is not None:
@@ -101,32 +123,53 @@ def _measure(options: argparse.Namespace) -> int:
                 temporary.write_text(text)
     if options.out is not None:
         print(*plots.bench(options.out), sep="\n", file=sys.stderr)
-    parts = [*record["cases"], *([record["training"]] if record["training"] else [])]
-    return int(any(part["wrong"] for part in parts))
+    return int(run.wrong(record))
 
 
-def _plan(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The cases, and how long they may take."""
+def _show(text: str) -> None:
+    """Write over one line of stderr when it is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def _rows(options: argparse.Namespace) -> list[Any]:
+    """The rows of the default run, of some names, or of the sizes that were asked for."""
     from dataclasses import replace
 
     import torch
 
-    from fastlin import _info
-    from fastlin.bench import run, suite
-    from fastlin.bench.cases import OPS
-    from fastlin.training.checks import choice
+    from fastlin.bench import rows
 
-    effort = run.QUICK if options.quick else run.Effort()
     sizes = {name: getattr(options, name) for name in _SIZES}
     threads = options.threads or (torch.get_num_threads(),)
-    asked = [options.ops, options.dtypes, options.backends, options.peers, *sizes.values()]
-    if all(value is None for value in asked) and len(threads) == 1:
-        specs = suite.default(threads[0])
-        return [spec.small() for spec in specs] if options.quick else specs, effort
+    if min(threads) < 1:
+        raise ValueError(f"--threads: got {min(threads)}, wants 1 or more")
+    choices = [options.ops, options.dtypes, options.backends, options.peers, *sizes.values()]
+    by_size = len(threads) > 1 or any(value is not None for value in choices)
+    if by_size and (options.rows or options.long):
+        raise ValueError("--rows, --long: got a choice of ops, sizes or peers as well, wants one or the other")
+    if by_size:
+        return _chosen(options, sizes, threads)
+    if options.rows:
+        found = rows.named(options.rows, threads[0], options.device)
+    else:
+        found = rows.default(threads[0], options.device, long=options.long)
+    if options.threads:
+        found = [replace(row, threads=row.threads or threads[0]) for row in found]
+    return [row.small() for row in found] if options.quick else found
+
+
+def _chosen(options: argparse.Namespace, sizes: dict[str, Any], threads: tuple[int, ...]) -> list[Any]:
+    from fastlin import _info
+    from fastlin._checks import choice
+    from fastlin.bench import rows
+    from fastlin.bench.cases import OPS
+    from fastlin.bench.labels import DTYPES, split
+
     ops = [choice("--ops", op, OPS) for op in options.ops or ("prompt_loss",)]
-    dtypes = [choice("--dtypes", dtype, ("float32", "float64")) for dtype in options.dtypes or ("float32",)]
-    for peer in options.peers or ():
-        choice("--peers", peer, PEERS)
+    dtypes = [choice("--dtypes", dtype, DTYPES) for dtype in options.dtypes or ("float32",)]
+    peers = None if options.peers is None else split(options.peers)
     backends = options.backends or ("auto",)
     there = _info.info()["backends"]
     for backend in backends:
@@ -137,11 +180,8 @@ def _plan(options: argparse.Namespace) -> tuple[Any, Any]:
         least = {"L": 2, "R": 0, "n": 0}.get(name, 1)
         if min(sizes[name]) < least:
             raise ValueError(f"--{name}: got {min(sizes[name])}, wants {least} or more")
-    if min(threads) < 1:
-        raise ValueError(f"--threads: got {min(threads)}, wants 1 or more")
     sizes["R"] = tuple(R or None for R in sizes["R"])
-    specs = suite.chosen(ops, sizes, dtypes, threads, backends, options.peers)
-    return specs, replace(effort, training=None)
+    return rows.chosen(ops, sizes, dtypes, threads, backends, peers, options.device)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlin.bench.contenders import EAGER, kind
+from fastlin.bench.labels import EAGER, parse
 from fastlin.bench.run import FORMAT
 
 
@@ -27,13 +27,7 @@ class Change:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record of `fastlin bench --json`.
-
-    Raises
-    ------
-    ValueError
-        When the file is something else.
-    """
+    """A record of `fastlin bench --json`, or a ValueError for another file."""
     try:
         record = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -44,13 +38,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
-    """Ratios against eager of the cases that both records have; a case is one op, shape, dtype and threads.
-
-    Raises
-    ------
-    ValueError
-        When the records have no such case in common.
-    """
+    """Ratios against eager of the cases that both records have, by name; a ValueError when there are none."""
     then, now = _ratios(before), _ratios(after)
     measured = {case["name"] for case in after["cases"]}
     found = [Change(*key, ratio, now.get(key)) for key, ratio in then.items() if key[0] in measured]
@@ -66,10 +54,10 @@ def _ratios(record: dict[str, Any]) -> dict[tuple[str, str, str], float]:
     """
     found: dict[tuple[str, str, str], float] = {}
     for case in record["cases"]:
-        medians = {entry["label"]: entry["median"] for entry in case["contenders"]}
+        medians = {entry["label"]: entry["median"] for entry in case["contenders"] if parse(entry["label"]).plain}
         for ours in medians:
             for peer in medians:
-                if kind(ours) == "fastlin" and kind(peer) in EAGER:
+                if parse(ours).kind == "fastlin" and parse(peer).kind in EAGER:
                     found.setdefault((case["name"], ours, peer), medians[peer] / medians[ours])
     return found
 

@@ -8,7 +8,7 @@ cells times a cell of its mean length.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from fastlin import settings
-from fastlin.bench import jax_peers, sampled_peers
-from fastlin.bench.cases import Shape, parameters_of
+from fastlin._tables import align
+from fastlin.bench import jax_peers, peers, sampled_peers
+from fastlin.bench.cases import CaseShape, Loss, parameters_of
 from fastlin.bench.checks import WrongResultError, relative_error
-from fastlin.bench.contenders import Call, Problem, SkippedError
-from fastlin.bench.timing import summary, timed
+from fastlin.bench.contenders import BenchProblem, Call, noting_failure
+from fastlin.bench.labels import parse
+from fastlin.bench.rows import Row
+from fastlin.bench.timing import Contender, in_units, summary, timed
 from fastlin.figures.prompts import PANELS
 from fastlin.ops import sampled
 from fastlin.training.config import RunConfig
@@ -28,8 +31,7 @@ from fastlin.training.loop import Loop
 from fastlin.training.start import initial_model
 
 FIGURE = "2d"
-TRIALS, STEPS, BATCH = 50, 20_000, 8192
-PEERS = ("eager", "vmap-gram", "compile-gram", "jax-gram")
+TRIALS, STEPS, BATCH, RECORDS = 50, 20_000, 8192, 100
 
 
 @dataclass(frozen=True)
@@ -41,72 +43,109 @@ class Stretch:
     steps: int
 
 
-def measure(steps: int, batch: int, seconds: float) -> dict[str, Any]:
-    """Time stretches of `steps` steps of fastlin's loop, and of its peers'; state a cell and a figure at their pace."""
+def measure(row: Row, quick: bool) -> dict[str, Any]:
+    """Time stretches of fastlin's loop and of its peers'; state a cell and a figure at their pace."""
     lengths = settings.load(PANELS[FIGURE].setting).context_lengths
     cells = len(PANELS[FIGURE].series) * len(lengths)
-    shape = Shape("sampled_loss", B=batch, n=round(statistics.fmean(lengths)), R=TRIALS)
+    steps, batch = (2, 64) if quick else (STEPS // RECORDS // 2, BATCH)
+    shape = CaseShape("sampled_loss", B=batch, n=round(statistics.fmean(lengths)), R=TRIALS)
     stretches: dict[str, Stretch] = {}
     skipped: dict[str, str] = {}
     wrong: dict[str, str] = {}
-    for label in ("fastlin", *PEERS):
-        try:
+    for label in row.labels:
+        with noting_failure(label, skipped, wrong):
             stretches[label] = fastlin_stretch(shape, steps) if label == "fastlin" else _peer(shape, label)
-        except SkippedError as error:
-            skipped[label] = str(error)
-        except WrongResultError as error:
-            wrong[label] = str(error)
-        except Exception as error:  # whatever keeps a contender from running is what the record says
-            skipped[label] = f"{type(error).__name__}: {error}".splitlines()[0]
     entries = []
-    for label, timing in timed({label: one.call for label, one in stretches.items()}, seconds).items():
+    contenders = [Contender(label, one.call, steps=one.steps) for label, one in stretches.items()]
+    for label, timing in timed(contenders, 0.0 if quick else 0.15).items():
         one = stretches[label]
-        entry = {"label": label, "trials": one.trials, "steps": one.steps, **summary(timing, one.steps)}
-        cell = entry["median"] * STEPS * TRIALS / one.trials
-        entries.append({**entry, "cell": cell, "figure": cells * cell})
+        seconds = timing.median * STEPS * TRIALS / one.trials
+        about = {"label": label, "trials": one.trials, "steps": one.steps}
+        entries.append({**about, **summary(timing), "cell": seconds, "figure": cells * seconds})
     ours = next((entry["cell"] for entry in entries if entry["label"] == "fastlin"), None)
     for entry in entries:
         entry["times_fastlin"] = None if ours is None else entry["cell"] / ours
+    extrapolation = (
+        f"a cell is {TRIALS} trials of {STEPS:,} steps of {batch} sequences at the pace of the stretches timed, at "
+        f"the figure's mean length n = {shape.n}; the figure is {cells} such cells, one after the other"
+    )
+    sizes = {"figure": FIGURE, "cells": cells, "n": shape.n, "trials": TRIALS, "train_steps": STEPS, "batch": batch}
     return {
-        "figure": FIGURE,
-        "cells": cells,
-        "n": shape.n,
-        **{"trials": TRIALS, "train_steps": STEPS, "batch": batch},
-        "extrapolation": (
-            f"a cell is {TRIALS} trials of {STEPS:,} steps of {batch} sequences at the pace of the stretches timed, at "
-            f"the figure's mean length n = {shape.n}; the figure is {cells} such cells, one after the other"
-        ),
+        **sizes,
+        "extrapolation": extrapolation,
+        "lines": [extrapolation, *_lines(entries)],
+        "values": {entry["label"]: entry["cell"] for entry in entries},
         "contenders": entries,
         "skipped": skipped,
         "wrong": wrong,
     }
 
 
-def fastlin_stretch(shape: Shape, steps: int) -> Stretch:
+def _lines(entries: list[dict[str, Any]]) -> Iterator[str]:
+    widths = (-16, 34, 10, 10, 8)
+    yield align(["", "timed: steps x trials", "cell", "figure", "times"], widths)
+    for entry in entries:
+        stretch = f"{entry['steps']} x {entry['trials']} in {in_units(entry['median'] * entry['steps'])}"
+        times = f"{entry['times_fastlin'] or float('nan'):.3g}"
+        yield align([entry["label"], stretch, *map(long_time, (entry["cell"], entry["figure"])), times], widths)
+
+
+def cell(row: Row, quick: bool) -> dict[str, Any]:
+    """The time of a cell of n = 20, from stretches of the loop, beside its kernel and optimiser alone, and eager.
+
+    A stretch has its share of what the loop does besides: records with the exact risk, the check of the loss,
+    schedules. Peers train one trial: they would run the cell's trials one after the other.
+    """
+    steps, batch = (4, 64) if quick else (STEPS // RECORDS, BATCH)
+    shape = CaseShape("sampled_loss", B=batch, n=20, R=TRIALS)
+    training = cell_config(shape, steps)
+    try:
+        check_loop(training, loop(training), steps)
+    except WrongResultError as error:
+        return {"lines": [], "values": {}, "wrong": {"fastlin": str(error)}}
+    contenders = [
+        Contender("fastlin", lambda: loop(training), steps=steps),
+        Contender("kernel and optimiser", bare(training, steps), steps=steps),
+        Contender("eager@trial", _one_trial(shape, peers.of_form("sampled_loss", "", False))),
+        Contender("reference@trial", _one_trial(shape, peers.literal("prompt_loss"))),
+    ]
+    timings = timed(contenders, 0.0 if quick else 5.0)
+    times = {name: STEPS * timing.median * (TRIALS if "@" in name else 1) for name, timing in timings.items()}
+    lines = [f"{TRIALS} trials, {STEPS:,} steps of {batch}, n = {shape.n}, from stretches of {steps} steps"]
+    ours = times["fastlin"]
+    lines += [f"{name:22}{long_time(seconds):>10}{seconds / ours:>8.3g}x" for name, seconds in times.items()]
+    return {"lines": lines, "values": times, "seconds": {name: timing.seconds for name, timing in timings.items()}}
+
+
+def _one_trial(shape: CaseShape, loss: Loss) -> Call:
+    one = replace(shape, R=None)
+    leaves = parameters_of(one)
+    return training_step(sampled_peers.eager(one, leaves, loss), [*leaves.values()])
+
+
+def long_time(seconds: float) -> str:
+    """A time of seconds to days, with three digits."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def fastlin_stretch(shape: CaseShape, steps: int) -> Stretch:
     """A stretch of fastlin's own loop, checked against plain torch on the ops."""
-    training = cell_config(shape, steps, "auto")
+    training = cell_config(shape, steps)
     check_loop(training, loop(training), steps)
     return Stretch(lambda: [loop(training)], shape.R or 1, steps)
 
 
-def cell_config(shape: Shape, steps: int, backend: str) -> RunConfig:
+def cell_config(shape: CaseShape, steps: int) -> RunConfig:
     """The cell in the regime `joint`, with the values that the paper states, and as many steps.
 
     It ends with one record, which has the exact risk: a stretch of a hundredth of the cell has its share of records.
     """
-    return RunConfig.resolve(
-        sampled_peers.source(shape),
-        "joint",
-        shape.n,
-        trials=shape.R or 1,
-        records=1,
-        preset="paper",
-        steps=steps,
-        batch=shape.B,
-        start_attention=0.01,
-        start_heads=0.01,
-        backend=backend,
-    )
+    options: dict[str, Any] = {"steps": steps, "batch": shape.B, "trials": shape.R or 1, "records": 1}
+    start: dict[str, Any] = {"start_attention": 0.01, "start_heads": 0.01}
+    return RunConfig.resolve(sampled_peers.source(shape), "joint", shape.n, preset="paper", **start, **options)
 
 
 def loop(training: RunConfig) -> Loop:
@@ -119,41 +158,35 @@ def loop(training: RunConfig) -> Loop:
 def bare(training: RunConfig, steps: int) -> Callable[[], None]:
     """The cell's kernel calls, gradients and fused Adam on the ops' own parameters, in the shortest loop."""
     with torch.no_grad():
-        forms = {name: form.clone() for name, form in initial_model(training).forms().items() if form is not None}
+        forms = [form.clone() for form in initial_model(training).forms().values() if form is not None]
 
     def call() -> None:
-        leaves = [form.clone().requires_grad_() for form in forms.values()]
-        optimiser = torch.optim.Adam(leaves, lr=training.lr, fused=True)
-        for step in range(steps):
-            loss = _loss(training, leaves, step)
-            optimiser.zero_grad()
-            torch.autograd.backward(loss.sum())
-            optimiser.step()
+        leaves = [form.clone().requires_grad_() for form in forms]
+        _train(training, leaves, lambda: leaves, steps, fused=True)
 
     return call
 
 
-def _loss(training: RunConfig, leaves: list[Tensor], step: int) -> Tensor:
-    """The op's loss (R,) on the data of a step."""
+def _train(
+    training: RunConfig, leaves: list[Tensor], forms: Callable[[], list[Tensor]], steps: int, *, fused: bool
+) -> None:
+    """Adam on the op's loss of each step's data, given the op's parameters p, W, v as functions of the leaves."""
+    optimiser = torch.optim.Adam(leaves, lr=training.lr, fused=fused)
     mix: Any = training.mix
-    place: dict[str, Any] = {"seed": training.seed, "step": step, "backend": training.backend}
-    return sampled.sampled_loss(mix, training.n, training.batch, *leaves, **place)[0]
+    for step in range(steps):
+        place: dict[str, Any] = {"seed": training.seed, "step": step, "backend": training.backend}
+        loss = sampled.sampled_loss(mix, training.n, training.batch, *forms(), **place)[0]
+        optimiser.zero_grad()
+        torch.autograd.backward(loss.sum())
+        optimiser.step()
 
 
 def check_loop(training: RunConfig, made: Loop, steps: int) -> None:
     """The loop's parameters are those of plain torch on the ops, to float32's rounding over a stretch."""
     with torch.no_grad():
         leaves = [raw.clone() for raw in initial_model(training).parameters()]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    optimiser = torch.optim.Adam(leaves, lr=training.lr)
-    W, v, p = leaves
-    for step in range(steps):
-        heads = v[:, None].expand(-1, p.shape[1], -1)
-        loss = _loss(training, [p, W, heads], step)
-        optimiser.zero_grad()
-        torch.autograd.backward(loss.sum())
-        optimiser.step()
+    W, v, p = (leaf.requires_grad_() for leaf in leaves)
+    _train(training, leaves, lambda: [p, W, v[:, None].expand(-1, p.shape[1], -1)], steps, fused=False)
     for name, leaf in zip(("W", "v", "p"), leaves, strict=True):
         error = relative_error(getattr(made.model, name), leaf)
         if not error < 1e-3:
@@ -174,12 +207,12 @@ def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: lis
     return call
 
 
-def _peer(shape: Shape, label: str) -> Stretch:
-    """A peer's stretch, when its typical loss is that of the op: one trial for a form without trials, else all."""
-    alone = label == "eager"
-    problem = Problem(replace(shape, R=None) if alone else shape, torch.float32)
+def _peer(shape: CaseShape, label: str) -> Stretch:
+    """A peer's stretch, when its typical loss is that of the op: one trial for `@trial`, else all."""
+    alone = "trial" in parse(label).flags
+    problem = BenchProblem(replace(shape, R=None) if alone else shape, torch.float32)
     step: Any = problem.build(label)
-    if label.startswith("jax"):
+    if parse(label).kind == "jax":
         train = jax_peers.training(shape, parameters_of(shape))
         problem.check(label, lambda: train(0.0))
         return Stretch(lambda: train(1e-3), shape.R or 1, jax_peers.STEPS)

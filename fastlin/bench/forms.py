@@ -103,25 +103,19 @@ def squared(form: Form) -> Form:
     return loss
 
 
-_GRAM: dict[str, Form] = {
-    **dict.fromkeys(("prompt_loss", "predict", "sampled_loss"), gram_layer),
-    **dict.fromkeys(("stack_loss", "stack_predict", "sampled_stack_loss"), gram_stack),
-    "gram_loss": of_gram,
-    "gram_stack_loss": stack_of_gram,
-    "gram": gram,
+_LAYERS, _STACKS = ("prompt_loss", "predict", "sampled_loss"), ("stack_loss", "stack_predict", "sampled_stack_loss")
+
+FORMS: dict[str, dict[str, Form]] = {
+    **{op: {"": query_row, "gram": gram_layer, "product": query_row_one_product} for op in _LAYERS},
+    **{op: {"": attention_stack, "gram": gram_stack, "linear": linear_stack} for op in _STACKS},
+    "gram_loss": {"gram": of_gram},
+    "gram_stack_loss": {"gram": stack_of_gram},
+    "gram": {"gram": gram},
 }
-_FIRST: dict[str, Form] = {
-    **dict.fromkeys(("prompt_loss", "predict", "sampled_loss"), query_row),
-    **dict.fromkeys(("stack_loss", "stack_predict", "sampled_stack_loss"), attention_stack),
+"""Forms in torch by op: "" as one writes it first, "gram" by the identity that fastlin uses, and the fastest others."""
+
+SHARED: dict[str, dict[str, Form]] = {
+    op: {**({"": query_row_in_parts} if op in ("prompt_loss", "predict") else {}), "gram": forms["gram"]}
+    for op, forms in FORMS.items()
 }
-
-
-def _by_name(op: str, first: dict[str, Form]) -> dict[str, Form]:
-    return {**({"": first[op]} if op in first else {}), "gram": _GRAM[op]}
-
-
-FORMS = {op: _by_name(op, _FIRST) for op in _GRAM}
-"""Forms in torch by op: "" as one writes it first, "gram" by the identity that fastlin rests on."""
-
-SHARED = {op: _by_name(op, dict.fromkeys(("prompt_loss", "predict"), query_row_in_parts)) for op in _GRAM}
-"""The same in operators that JAX and numpy have too."""
+"""Forms in operators that JAX and numpy have too."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fastlin.bench import forms, sampled_peers
-from fastlin.bench.cases import ARGUMENTS, SAMPLED, Case, Shape
+from fastlin.bench.cases import ARGUMENTS, SAMPLED, Case, CaseShape
 
 Results = Callable[[], tuple[Any, ...]]
 """What is timed: returns what a `Step` returns, as arrays."""
@@ -40,7 +40,7 @@ def given(case: Case, form: str) -> Results:
     return step
 
 
-def draw(shape: Shape, key: Any) -> tuple[Any, ...]:
+def draw(shape: CaseShape, key: Any) -> tuple[Any, ...]:
     """z, q, y, task of a batch, as `sampled_peers.tokens` has them, by JAX's generator."""
     import jax
     import jax.numpy as jnp
@@ -57,7 +57,7 @@ def draw(shape: Shape, key: Any) -> tuple[Any, ...]:
     return z, q, Y[:, n], task
 
 
-def loss(shape: Shape) -> Any:
+def loss(shape: CaseShape) -> Any:
     """Loss and gradients of all trials from drawn data: Gram matrices once, then each trial on them."""
     import jax
 
@@ -74,7 +74,7 @@ def loss(shape: Shape) -> Any:
     return of_tokens
 
 
-def drawn(shape: Shape, parameters: dict[str, Tensor], steps: int = STEPS) -> Results:
+def drawn(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -> Results:
     """Steps on fresh data: jit of a scan; a call runs `steps` of them and returns the results of the last."""
     import jax
     import jax.numpy as jnp
@@ -96,7 +96,7 @@ def drawn(shape: Shape, parameters: dict[str, Tensor], steps: int = STEPS) -> Re
     return call
 
 
-def training(shape: Shape, parameters: dict[str, Tensor], steps: int = STEPS) -> Callable[[float], Any]:
+def training(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -> Callable[[float], Any]:
     """Training on fresh data with Adam: jit of a scan; each call goes on where the last one was, at the given rate.
 
     A call returns the loss of its last step, summed over trials.

@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fastlin import _extension, _info
+from fastlin.bench.timing import Contender, summary, timed
 
 _LONG_ENOUGH = 0.05
 
@@ -25,18 +26,7 @@ _LONG_ENOUGH = 0.05
 class Limits:
     """What the machine can do at most: the best that was seen so far.
 
-    Attributes
-    ----------
-    threads : int
-        That the limits were measured with.
-    flops : float
-        Floating-point operations a second of all threads; a multiply-add is two.
-    flops_source : str
-        How that was measured.
-    bandwidth : float
-        Bytes a second that z.sum() reads from memory.
-    dtype : str
-        Of the operations.
+    `flops` are operations a second of all `threads`, a multiply-add is two; `bandwidth` is what z.sum() reads a second.
     """
 
     threads: int
@@ -108,8 +98,25 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def describe(backend: str, threads: int) -> dict[str, Any]:
-    """Machine, versions, and which of fastlin's backends is measured."""
+class CpuDevice:
+    """The CPU, as `run` wants a device: what it is, its limits, and how time is taken."""
+
+    torch = "cpu"
+    probes = True
+    """Whether first calls and memory are measured, in processes of their own."""
+
+    def describe(self, threads: int) -> dict[str, Any]:
+        return describe(threads)
+
+    def limits(self, threads: int, repeats: int, dtype: str) -> Limits:
+        return measure(threads, repeats, dtype)
+
+    def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
+        return {label: summary(timing) for label, timing in timed(contenders, seconds).items()}
+
+
+def describe(threads: int) -> dict[str, Any]:
+    """Machine, versions, and how fastlin was built."""
     info = _info.info()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
@@ -119,7 +126,6 @@ def describe(backend: str, threads: int) -> dict[str, Any]:
         "threads": threads,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
-        "backend": backend,
         "instruction_set": info["instruction_set"],
         "extension": info["extension"],
     }

@@ -12,39 +12,30 @@ from torch import Tensor
 from fastlin import reference
 from fastlin.bench import forms
 from fastlin.bench.cases import ARGUMENTS, SAMPLED, Loss
-from fastlin.ops import functional, sampled
+from fastlin.ops import api, sampled
 
 
 def public(name: str) -> Any:
     """The op of that name."""
-    return getattr(sampled if name in SAMPLED else functional, name)
+    return getattr(sampled if name in SAMPLED else api, name)
 
 
 def op(name: str, backend: str) -> Loss:
     """The loss of the public op, served by the named backend; of an op without loss, its result."""
-    call = public(name)
-
-    def loss(*arguments: Tensor) -> Tensor:
-        value: Tensor | tuple[Tensor, Tensor] = call(*arguments, backend=backend)
-        return value[0] if isinstance(value, tuple) else value
-
-    return loss
+    return _value(functools.partial(public(name), backend=backend))
 
 
 def literal(name: str) -> Loss:
     """The loss of `fastlin.reference`: full attention over the concatenated sequence; or its result."""
-    oracle: Any = getattr(reference, name)
+    return _value(getattr(reference, name))
 
+
+def _value(call: Callable[..., Any]) -> Loss:
     def loss(*arguments: Tensor) -> Tensor:
-        value: Tensor | tuple[Tensor, Tensor] = oracle(*arguments)
+        value: Tensor | tuple[Tensor, Tensor] = call(*arguments)
         return value[0] if isinstance(value, tuple) else value
 
     return loss
-
-
-query_row: Loss = forms.squared(forms.query_row)
-query_row_one_product: Loss = forms.squared(forms.query_row_one_product)
-linear_stack: Loss = forms.squared(forms.linear_stack)
 
 
 @functools.cache
@@ -75,11 +66,6 @@ def compiled(loss: Loss, mode: str | None) -> Loss:
         return run(*arguments)
 
     return call
-
-
-def compiled_query_row() -> Loss:
-    """`query_row` under torch.compile."""
-    return compiled(query_row, None)
 
 
 def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 import torch
 
-from fastlin.bench.cases import Shape
-from fastlin.bench.contenders import Call, Problem
+from fastlin.bench.cases import CaseShape
+from fastlin.bench.contenders import BenchProblem, Call
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -59,13 +59,10 @@ class Probe:
         self._process.communicate()
         self._folder.cleanup()
 
-    def measure(self, shape: Shape, label: str, dtype: str, threads: int) -> dict[str, Any]:
+    def measure(self, shape: CaseShape, label: str, dtype: str, threads: int) -> dict[str, Any]:
         """Seconds of the `first_call`, and bytes of `memory` beyond inputs and outputs (None where Linux is not).
 
-        Raises
-        ------
-        RuntimeError
-            When the process fails; the message has its last words.
+        A RuntimeError has the last words of a process that failed.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -84,7 +81,7 @@ class Probe:
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request, measured in this process."""
     torch.set_num_threads(request["threads"])
-    problem = Problem(Shape(**request["shape"]), getattr(torch, request["dtype"]))
+    problem = BenchProblem(CaseShape(**request["shape"]), getattr(torch, request["dtype"]))
     call = problem.build(request["label"])
     start = time.perf_counter()
     results = call()

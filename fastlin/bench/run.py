@@ -1,4 +1,4 @@
-"""Runs cases: contenders are checked, then timed in interleaved rounds; what was found is a record of plain data."""
+"""Runs rows: contenders are checked, then timed in interleaved rounds; the record is plain data."""
 
 from __future__ import annotations
 
@@ -8,93 +8,86 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
 
 import torch
 
-from fastlin.bench import checks, end_to_end, machine, work
-from fastlin.bench.contenders import Call, Problem, SkippedError, kind
-from fastlin.bench.machine import Limits
+from fastlin.bench import checks, work
+from fastlin.bench.contenders import BenchProblem, SkippedError, noting_failure
+from fastlin.bench.labels import parse
+from fastlin.bench.machine import CpuDevice, Limits
 from fastlin.bench.probe import Probe
-from fastlin.bench.suite import TABLE, Spec
-from fastlin.bench.timing import summary, timed
+from fastlin.bench.rows import Row
+from fastlin.bench.timing import Contender
 
-FORMAT = 1
+FORMAT = 2
+
+
+class Device(Protocol):
+    """What contenders run on: `machine.CpuDevice` or `gpu.GpuDevice`."""
+
+    torch: str
+    probes: bool
+
+    def describe(self, threads: int) -> dict[str, Any]: ...
+
+    def limits(self, threads: int, repeats: int, dtype: str) -> Limits: ...
+
+    def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How long things may take.
+class BenchEffort:
+    """How long things may take, with less at the points of a curve: two fifths of `seconds`, a twelfth of `scores`.
 
-    Attributes
-    ----------
-    table, scaling : float
-        Seconds that a contender of the table, of a curve, is timed for, about.
-    scores : int
-        What the reference may do in the check of a case of the table; a twelfth of it for a point of a curve.
-    repeats : int
-        Of the measurement of the machine's limits.
-    training : int or None
-        Steps of a stretch of the training loop; None: no training is timed.
-    batch : int
-        Of the training.
+    A contender is timed for about `seconds`; `scores` is what the reference may do in a check; `repeats` are those of
+    the machine's limits; a `quick` run does as little as shows that it runs.
     """
 
-    table: float = 0.15
-    scaling: float = 0.06
+    seconds: float = 0.15
     scores: int = checks.AFFORDABLE_SCORES // 12
     repeats: int = 3
-    training: int | None = 100
-    batch: int = end_to_end.BATCH
+    quick: bool = False
 
 
-QUICK = Effort(table=0.0, scaling=0.0, scores=checks.AFFORDABLE_SCORES // 1000, repeats=1, training=2, batch=64)
+QUICK = BenchEffort(seconds=0.0, scores=checks.AFFORDABLE_SCORES // 1000, repeats=1, quick=True)
 """To see that it runs, not to compare."""
 
 
 def run(
-    specs: Sequence[Spec],
-    effort: Effort,
+    rows: Sequence[Row],
+    effort: BenchEffort,
     *,
     command: str,
+    device: Device | None = None,
     probing: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure cases.
+    """Measure rows on a device, None for the CPU; `progress` is told what is being done.
 
-    Parameters
-    ----------
-    specs : sequence of Spec
-    effort : Effort
-    command : str
-        That the record says it was made with.
-    probing : bool
-        Whether first calls and memory of the cases of the table are measured, in processes of their own.
-    progress : callable
-        Told what is being done.
-
-    Returns
-    -------
-    dict
-        The record: machine, versions, limits, cases with every time, and the training at the paper's scale.
+    With `probing`, first calls and memory are measured in processes of their own, except at the points of curves. The
+    record has machine, versions, limits, cases with every time, and what functions measured, by row; and the `command`
+    that it was made with.
     """
+    device = device or CpuDevice()
     start, before = time.monotonic(), torch.get_num_threads()
     limits: dict[tuple[str, int], Limits] = {}
-    found = []
+    cases: list[tuple[Row, dict[str, Any]]] = []
+    others: dict[str, tuple[Row, dict[str, Any]]] = {}
     try:
-        with Probe() if probing else nullcontext() as probe, _compiling_into(probe):
-            for i, spec in enumerate(specs):
-                progress(f"{i + 1} of {len(specs)}: {spec.name}")
-                torch.set_num_threads(spec.threads)
-                key = (spec.dtype, spec.threads)
-                if key not in limits:
-                    limits[key] = machine.measure(spec.threads, effort.repeats, spec.dtype)
-                found.append(_case(spec, effort, probe if spec.part == TABLE else None))
-            training = None
-            if effort.training is not None:
-                progress("training at the paper's scale")
-                torch.set_num_threads(before)
-                training = end_to_end.measure(effort.training, effort.batch, effort.table)
+        with Probe() if probing and device.probes else nullcontext() as probe, _compiling_into(probe):
+            for i, row in enumerate(rows):
+                threads = row.threads or before
+                progress(f"{i + 1} of {len(rows)}: {row.name}: {row.title(threads)}")
+                torch.set_num_threads(threads)
+                if (row.dtype, threads) not in limits:
+                    limits[row.dtype, threads] = device.limits(threads, effort.repeats, row.dtype)
+                if row.function is None:
+                    cases.append((row, _case(row, threads, effort, device, probe)))
+                else:
+                    others[row.name] = row, _call(row, effort)
         for limit in limits.values():  # a moment when others were at work must not pass for a slow machine
             torch.set_num_threads(limit.threads)
             limit.again(effort.repeats)
@@ -102,19 +95,29 @@ def run(
             limit.bandwidth = max(other.bandwidth for other in limits.values() if other.threads == limit.threads)
     finally:
         torch.set_num_threads(before)
-    for case in found:
-        _rates(case, limits[case["dtype"], case["threads"]])
+    for row, case in cases:
+        limit = limits[case["dtype"], case["threads"]]
+        _rates(case, limit)
+        case["bars"] = _bars(row, _values(case), case, limit)
+    for row, other in others.values():
+        other["bars"] = _bars(row, other["values"], other, limits["float32", before])
     return {
         "format": FORMAT,
         "command": command,
+        "device": device.torch,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - start, 1),
-        "machine": machine.describe("auto", before),
+        "machine": device.describe(before),
         "limits": [asdict(limit) for limit in limits.values()],
         "effort": asdict(effort),
-        "cases": found,
-        "training": training,
+        "cases": [case for _, case in cases],
+        "others": {name: other for name, (_, other) in others.items()},
     }
+
+
+def wrong(record: dict[str, Any]) -> bool:
+    """Whether a contender was not timed because its results were wrong."""
+    return any(part["wrong"] for part in (*record["cases"], *record["others"].values()))
 
 
 @contextmanager
@@ -133,55 +136,91 @@ def _compiling_into(probe: Probe | None) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _case(spec: Spec, effort: Effort, probe: Probe | None) -> dict[str, Any]:
+def _case(row: Row, threads: int, effort: BenchEffort, device: Device, probe: Probe | None) -> dict[str, Any]:
     """Check, probe and time one case; a contender that is wrong or cannot run is left out with the reason."""
-    table = spec.part == TABLE
-    problem = Problem(spec.shape, getattr(torch, spec.dtype), effort.scores if table else effort.scores // 12)
-    entries: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Call] = {}
-    skipped: dict[str, str] = {}
-    wrong: dict[str, str] = {}
-    for label in spec.labels:
-        try:
-            call = problem.build(label)
-            once = probe.measure(spec.shape, label, spec.dtype, spec.threads) if probe is not None else {}
-            errors = problem.check(label, call)
-        except SkippedError as error:
-            skipped[label] = str(error)
-        except checks.WrongResultError as error:
-            wrong[label] = str(error)
-        except Exception as error:  # whatever keeps a contender from running is what the record says
-            skipped[label] = f"{type(error).__name__}: {error}".splitlines()[0]
-        else:
-            calls[label] = call
-            entries[label] = {"label": label, **once, "error": max(errors.values(), default=None)}
-    steps = {label: problem.steps(label) for label in calls}
-    for label, timing in timed(calls, effort.table if table else effort.scaling).items():
-        entries[label].update(summary(timing, steps[label]))
-    return {
-        "part": spec.part,
-        "name": spec.name,
-        "axis": spec.axis,
-        "place": spec.place,
-        "shape": asdict(spec.shape),
-        "dtype": spec.dtype,
-        "threads": spec.threads,
-        "multiply_adds": work.multiply_adds(spec.shape),
-        "bytes": work.bytes_moved(spec.shape, getattr(torch, spec.dtype).itemsize),
-        "contenders": list(entries.values()),
-        "skipped": skipped,
-        "wrong": wrong,
+    assert row.shape is not None
+    case: dict[str, Any] = {
+        "row": row.name,
+        "name": row.title(threads),
+        "axis": row.axis,
+        "place": row.position(threads),
+        "shape": asdict(row.shape),
+        "dtype": row.dtype,
+        "threads": threads,
+        "multiply_adds": work.multiply_adds(row.shape),
+        "bytes": work.bytes_moved(row.shape, getattr(torch, row.dtype).itemsize),
+        "skipped": {},
+        "wrong": {},
     }
+    if row.memory_only:
+        case["contenders"] = _memory(row, threads, probe, case["skipped"])
+        return case
+    share = (1.0, 1) if row.axis is None else (0.4, 12)
+    problem = BenchProblem(row.shape, getattr(torch, row.dtype), effort.scores // share[1], device.torch)
+    entries: dict[str, dict[str, Any]] = {}
+    ready = []
+    several = any(parse(label).threads for label in row.labels)
+    for text in row.labels:
+        label = parse(text)
+        on = label.threads or threads
+        torch.set_num_threads(on)
+        with noting_failure(text, case["skipped"], case["wrong"]):
+            call = problem.build(text)
+            probed = probe is not None and row.axis is None and label.plain and label.has_results
+            once = probe.measure(row.shape, text, row.dtype, threads) if probe is not None and probed else {}
+            errors = problem.check(text, call)
+            before = partial(torch.set_num_threads, on) if several else None
+            ready.append(Contender(text, call, before, steps=problem.steps(text)))
+            entries[text] = {"label": text, **once, "error": max(errors.values(), default=None)}
+    for text, times in device.time(ready, effort.seconds * share[0]).items():
+        entries[text].update(times)
+    case["contenders"] = list(entries.values())
+    return case
+
+
+def _memory(row: Row, threads: int, probe: Probe | None, skipped: dict[str, str]) -> list[dict[str, Any]]:
+    assert row.shape is not None
+    entries = []
+    for label in row.labels:
+        with noting_failure(label, skipped, {}):
+            if probe is None:
+                raise SkippedError("no process to measure in")
+            once = probe.measure(row.shape, label, row.dtype, threads)
+            entries.append({"label": label, **once, "error": None, "median": None})
+    return entries
+
+
+def _call(row: Row, effort: BenchEffort) -> dict[str, Any]:
+    assert row.function is not None
+    module, _, name = row.function.partition(".")
+    found = getattr(import_module(f"fastlin.bench.{module}"), name)(row, effort.quick)
+    return {"about": row.about, "wrong": {}, "skipped": {}, **found}
+
+
+def _values(case: dict[str, Any]) -> dict[str, float]:
+    """The numbers that bars refer to."""
+    times = {entry["label"]: entry["median"] for entry in case["contenders"]}
+    memory = {f"memory of {entry['label']}": entry.get("memory") for entry in case["contenders"]}
+    return {name: value for name, value in {**times, **memory}.items() if value is not None}
+
+
+def _bars(row: Row, values: dict[str, float], part: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
+    failed = {**part["skipped"], **part["wrong"]}
+    judged = [bar.judge(values, failed, limits.flops_per_core) for bar in row.bars]
+    return [{**found, "text": bar.line(found)} for bar, found in zip(row.bars, judged, strict=True)]
 
 
 def _rates(case: dict[str, Any], limits: Limits) -> None:
     """Add what follows from the times: ratios, rates, and their share of the machine's limits."""
-    ours = next((entry["median"] for entry in case["contenders"] if kind(entry["label"]) == "fastlin"), None)
-    flops = 2 * case["multiply_adds"]
+    medians = {entry["label"]: entry["median"] for entry in case["contenders"]}
+    ours = medians.get("fastlin", next((t for label, t in medians.items() if parse(label).kind == "fastlin"), None))
+    flops, moved = 2 * case["multiply_adds"], case["bytes"]
     for entry in case["contenders"]:
-        seconds = entry["median"]
-        entry["times_fastlin"] = None if ours is None else seconds / ours
-        entry["gflops"] = flops / seconds / 1e9
-        entry["of_peak"] = flops / seconds / limits.flops
-        entry["gbs"] = case["bytes"] / seconds / 1e9 if case["bytes"] else None
-        entry["of_bandwidth"] = case["bytes"] / seconds / limits.bandwidth if case["bytes"] else None
+        seconds, label = entry["median"], parse(entry["label"])
+        does_all = seconds is not None and label.same_work
+        reads = seconds is not None and moved and (label.same_work or label.kind == "read")
+        entry["times_fastlin"] = seconds / ours if seconds and ours else None
+        entry["gflops"] = flops / seconds / 1e9 if does_all else None
+        entry["of_peak"] = flops / seconds / limits.flops if does_all else None
+        entry["gbs"] = moved / seconds / 1e9 if reads else None
+        entry["of_bandwidth"] = moved / seconds / limits.bandwidth if reads else None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fastlin.bench import cases, peers
-from fastlin.bench.cases import Loss, Shape, Step
+from fastlin.bench.cases import CaseShape, Loss, Step
 from fastlin.bench.checks import WrongResultError, relative_error
 from fastlin.data.sources import TaskMixture
-from fastlin.ops import functional
+from fastlin.ops import api
 
 OP_CALLS, PEER_CALLS = 40, 3
 ALLOWED_ERRORS = 6.0
@@ -24,7 +24,7 @@ the same number of sequences have one distribution, but a stack's has tails in w
 losses; its logarithm has not."""
 
 
-def source(shape: Shape) -> TaskMixture:
+def source(shape: CaseShape) -> TaskMixture:
     """K Gaussian tasks with different means, identity covariances and equal weights."""
     d, K = shape.m - 1, shape.K
     means = torch.linspace(-1, 1, K * d, dtype=torch.float64).reshape(K, d)
@@ -33,7 +33,7 @@ def source(shape: Shape) -> TaskMixture:
     )
 
 
-def op(shape: Shape, parameters: dict[str, Tensor], backend: str) -> Step:
+def op(shape: CaseShape, parameters: dict[str, Tensor], backend: str) -> Step:
     """The sampled op; every call is another step of the generator."""
     mix, leaves = source(shape), tuple(parameters.values())
     public = peers.public(shape.op)
@@ -47,7 +47,7 @@ def op(shape: Shape, parameters: dict[str, Tensor], backend: str) -> Step:
     return call
 
 
-def tokens(shape: Shape, means: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def tokens(shape: CaseShape, means: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """z, q, y, task of a batch, by torch's generator, in the dtype of the means."""
     d = shape.m - 1
     like: dict[str, Any] = {"device": means.device, "dtype": means.dtype}
@@ -61,19 +61,14 @@ def tokens(shape: Shape, means: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def eager(
-    shape: Shape,
-    parameters: dict[str, Tensor],
-    compiled: bool = False,
-    mode: str | None = None,
-    model: Loss | None = None,
+    shape: CaseShape, parameters: dict[str, Tensor], model: Loss, compiled: bool = False, mode: str | None = None
 ) -> Step:
-    """Tokens, then a loss in torch operations (the first form of the op); all of it under torch.compile."""
+    """Tokens, then a loss in torch operations; all of it under torch.compile."""
     leaves = tuple(parameters.values())
     means = source(shape).means.to(leaves[0])
-    of_tokens = model or peers.of_form(shape.op, "", shape.R is not None)
 
     def loss() -> Tensor:
-        return of_tokens(*tokens(shape, means), *leaves).sum()
+        return model(*tokens(shape, means), *leaves).sum()
 
     run = torch.compile(loss, dynamic=False, mode=mode) if compiled else loss
 
@@ -84,17 +79,16 @@ def eager(
     return call
 
 
-def check_op(shape: Shape, backend: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, float]:
+def check_op(
+    shape: CaseShape, backend: str, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
     """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws.
 
-    Raises
-    ------
-    WrongResultError
-        When it is above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
+    WrongResultError above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
     """
     mix = source(shape)
     leaves = [x.detach().to(dtype).requires_grad_() for x in cases.parameters_of(shape, device).values()]
-    truth_op = functional.gram_stack_loss if shape.op == "sampled_stack_loss" else functional.gram_loss
+    truth_op = api.gram_stack_loss if shape.op == "sampled_stack_loss" else api.gram_loss
     place: dict[str, Any] = {"seed": 1, "step": 5}
     loss, _ = peers.public(shape.op)(mix, shape.n, shape.B, *leaves, **place, backend=backend)
     found = (loss, *torch.autograd.grad(loss.sum(), leaves))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from fastlin.bench.suite import SCALING, TABLE
+from fastlin._tables import align, csv_text
 from fastlin.bench.timing import in_units
-from fastlin.plots.bench import AXES, shared_words
+from fastlin.plots.bench import AXES, curves, shared_words, table_cases
 
 WIDTH = 80
-_ROW = "  {:12}{:>8}{:>6}{:>7}{:>6}{:>8}{:>5}{:>6}{:>9}{:>10}"
-_HEADER = ("", "median", "±", "times", "GB/s", "GFLOP/s", "FMA", "read", "first", "memory")
+_LABEL = -19  # with an indent of two
+_WIDTHS = (_LABEL, 8, 5, 6, 6, 8, 5, 6, 8, 9)
+_HEADER = ("", "median", "±", "times", "GB/s", "GFLOP/s", "FMA", "read")
+_LAST = {"cpu": ("first", "memory"), "cuda": ("warm", "")}
 _METHOD = (
     "Every contender's results agreed with the float64 reference before it was timed. Median of interleaved rounds, ± "
     "interquartile range over median; times: how many times as long as fastlin; GB/s and GFLOP/s: the data once and "
-    "the least work known for the op, over the time; FMA and read: their share of the measured peak and read "
-    "bandwidth; first: the first call of a fresh process; memory: at the highest, beyond inputs and outputs."
+    "the least work known for the op, over the time; FMA and read: achieved fraction of peak compute and read "
+    "bandwidth, counting only that work and data, above 100% where the data were still in a cache; "
 )
+_STATE = {
+    "cpu": "first: the first call of a fresh process; memory: at the highest, beyond inputs and outputs.",
+    "cuda": "CUDA events; median: L2 overwritten and the queue full before each call; warm: 20 calls in a row, with "
+    "their launches.",
+}
 
 
 def as_text(record: dict[str, Any]) -> str:
@@ -38,99 +43,100 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
             f"{limit['dtype']}, threads={limit['threads']}: FMA peak {limit['flops'] / 1e9:.0f} GFLOP/s, "
             f"reads {limit['bandwidth'] / 1e9:.1f} GB/s"
         )
-    yield from textwrap.wrap(_METHOD, WIDTH)
-    for case in of_part(record, TABLE):
+    yield from textwrap.wrap(_METHOD + _STATE[record["device"]], WIDTH)
+    for case in table_cases(record):
         yield ""
-        yield case["name"]
-        yield _ROW.format(*_HEADER)
+        yield f"{case['row']}: {case['name']}"
+        yield align((*_HEADER, *_LAST[record["device"]]), _WIDTHS).rstrip()
         yield from (_contender(entry) for entry in case["contenders"])
-        yield from _left_out(case)
-    for axis in AXES:
-        yield from _curve(axis, [case for case in of_part(record, SCALING) if case["axis"] == axis])
-    if record["training"] is not None:
-        yield from _training(record["training"])
+        yield from _remarks(case)
+    for points in curves(record).values():
+        yield from _curve(points)
+    for name, other in record["others"].items():
+        yield ""
+        yield from textwrap.wrap(f"{name}: {other['about']}", WIDTH)
+        for line in other["lines"]:
+            yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from _remarks(other)
     yield ""
+    yield from _verdicts(record)
     yield f"{record['seconds']:.0f} s, {record['date']}, load {machine['load']:.2f} at the end"
-
-
-def of_part(record: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    """The cases of a part of the record."""
-    return [case for case in record["cases"] if case["part"] == part]
 
 
 def _contender(entry: dict[str, Any]) -> str:
     def shown(name: str, template: str, factor: float = 1.0) -> str:
         return "" if entry.get(name) is None else template.format(entry[name] * factor)
 
-    return _ROW.format(
-        entry["label"],
-        in_units(entry["median"]),
+    def time(name: str) -> str:
+        return "" if entry.get(name) is None else in_units(entry[name])
+
+    texts = [
+        f"  {entry['label']}",
+        time("median"),
         shown("spread", "{:.0f}%", 100),
         shown("times_fastlin", "{:.3g}"),
         shown("gbs", "{:.1f}"),
         shown("gflops", "{:.1f}"),
         shown("of_peak", "{:.0f}%", 100),
         shown("of_bandwidth", "{:.0f}%", 100),
-        "" if entry.get("first_call") is None else in_units(entry["first_call"]),
+        time("first_call") or time("warm"),
         shown("memory", "{:.1f} MB", 1e-6),
-    ).rstrip()
+    ]
+    return align(texts, _WIDTHS).rstrip()
 
 
-def _left_out(case: dict[str, Any]) -> Iterator[str]:
-    for heading, found in (("not run", case["skipped"]), ("WRONG", case["wrong"])):
+def _remarks(part: dict[str, Any]) -> Iterator[str]:
+    """Contenders that were left out, and bars."""
+    for heading, found in (("not run", part["skipped"]), ("WRONG", part["wrong"])):
         for label, why in found.items():
-            yield from textwrap.wrap(f"{label} {heading}: {why}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+            yield from _wrapped(f"{label} {heading}: {why}")
+    for bar in part["bars"]:
+        yield from _wrapped(bar["text"])
 
 
-def _curve(axis: str, points: list[dict[str, Any]]) -> Iterator[str]:
-    if not points:
-        return
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def _curve(points: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
-    yield f"scaling in {AXES[axis]}: {' '.join(shared_words(points))}"
-    yield f"  {axis:12}" + "".join(f"{case['place']:>10}" for case in points)
-    labels = dict.fromkeys(entry["label"] for case in points for entry in case["contenders"])
-    for label in labels:
-        medians = [{entry["label"]: entry["median"] for entry in case["contenders"]}.get(label) for case in points]
-        yield f"  {label:12}" + "".join(f"{'' if x is None else in_units(x):>10}" for x in medians)
+    axis = points[0]["axis"]
+    words = f"{points[0]['row']}: {AXES[axis]}: {' '.join(shared_words(points))}"
+    yield from textwrap.wrap(words, WIDTH)
+    labels = list(dict.fromkeys(entry["label"] for case in points for entry in case["contenders"]))
+    for first in range(0, len(points), 6):
+        part = points[first : first + 6]
+        widths = [_LABEL] + [10] * len(part)
+        yield align([f"  {axis}", *(case["place"] for case in part)], widths)
+        for label in labels:
+            medians = [{entry["label"]: entry["median"] for entry in case["contenders"]}.get(label) for case in part]
+            yield align([f"  {label}", *("" if median is None else in_units(median) for median in medians)], widths)
     for case in points:
-        yield from _left_out(case)
+        missed = [bar for bar in case["bars"] if bar["verdict"] != "ok"]
+        yield from _remarks({**case, "bars": [{"text": f"{axis}={case['place']}: {bar['text']}"} for bar in missed]})
 
 
-def _training(training: dict[str, Any]) -> Iterator[str]:
-    yield ""
-    yield f"training: one cell and all of figure {training['figure']} at the paper's scale"
-    yield from textwrap.wrap(training["extrapolation"], WIDTH, initial_indent="  ", subsequent_indent="  ")
-    yield f"  {'':14}{'timed':>34}{'cell':>10}{'figure':>10}{'times':>8}"
-    for entry in training["contenders"]:
-        timed = f"{entry['steps']} x {entry['trials']} in {in_units(entry['median'] * entry['steps'])}"
-        yield (
-            f"  {entry['label']:14}{timed:>34}{long_time(entry['cell']):>10}{long_time(entry['figure']):>10}"
-            f"{entry['times_fastlin'] or float('nan'):>8.3g}"
-        )
-    yield "  timed: steps x trials of one stretch"
-    yield from _left_out(training)
-
-
-def long_time(seconds: float) -> str:
-    """A time of seconds to days, with three digits."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+def _verdicts(record: dict[str, Any]) -> Iterator[str]:
+    """How many bars were met, and the rows that miss one."""
+    parts = [*record["cases"], *({"row": name, **other} for name, other in record["others"].items())]
+    verdicts = [(part["row"], bar["verdict"]) for part in parts for bar in part["bars"]]
+    if verdicts:
+        missing = dict.fromkeys(name for name, verdict in verdicts if verdict == "misses")
+        text = f"bars: {sum(verdict == 'ok' for _, verdict in verdicts)} of {len(verdicts)} are met"
+        yield from textwrap.wrap(text + (f"; misses: {', '.join(missing)}" if missing else ""), WIDTH)
 
 
 def as_csv(record: dict[str, Any]) -> str:
     """One line for each case and contender."""
     shape = ("op", "B", "n", "m", "K", "t", "R", "L")
-    numbers = ("median", "spread", "times_fastlin", "gbs", "gflops", "of_peak", "of_bandwidth", "first_call", "memory")
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["part", "axis", *shape, "dtype", "threads", "contender", *numbers, "error"])
+    numbers = (
+        *("times_fastlin", "median", "spread", "gbs", "gflops", "of_peak", "of_bandwidth", "first_call", "memory"),
+        *("warm", "error"),
+    )
+    lines = []
     for case in record["cases"]:
         sizes = [case["shape"][name] for name in shape]
         for entry in case["contenders"]:
-            found = [entry.get(name) for name in (*numbers, "error")]
-            writer.writerow(
-                [case["part"], case["axis"], *sizes, case["dtype"], case["threads"], entry["label"], *found]
-            )
-    return out.getvalue()
+            measured = [entry.get(name) for name in numbers]
+            lines.append([case["row"], case["axis"], *sizes, case["dtype"], case["threads"], entry["label"], *measured])
+    return csv_text(["row", "axis", *shape, "dtype", "threads", "contender", *numbers], lines)

@@ -6,10 +6,10 @@ over the data more often, shows as a lower rate.
 
 from __future__ import annotations
 
-from fastlin.bench.cases import ARGUMENTS, SAMPLED, Shape
+from fastlin.bench.cases import ARGUMENTS, SAMPLED, CaseShape
 
 
-def multiply_adds(shape: Shape) -> int:
+def multiply_adds(shape: CaseShape) -> int:
     """Useful multiply-adds of a call, with the gradients of all parameters where the op has a loss.
 
     One layer on tokens takes the query's row, W'q, then z.a and z.v, and with gradients c and e and dW; or half of each
@@ -35,7 +35,7 @@ def multiply_adds(shape: Shape) -> int:
     return shape.B * by_gram
 
 
-def bytes_moved(shape: Shape, size: int = 4) -> int:
+def bytes_moved(shape: CaseShape, size: int = 4) -> int:
     """Bytes of the data that a call must read once and, without a loss, of its results; of numbers of `size` bytes.
 
     Parameters are not counted: they stay in the cache. An op that draws its data reads none.

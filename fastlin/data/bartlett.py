@@ -1,13 +1,13 @@
-"""The Gram matrix of a context, drawn from its own distribution in O(d^2) numbers, whatever n is.
+"""The Gram matrix of a context, drawn from its exact distribution in O(d^2) numbers for any n.
 
-For n tokens [x; y], x ~ N(0, S) with S = F F', y = x'beta + noise of deviation s, and r = min(n, d): X has the
-triangular factor R F' with, all independent,
+Tokens are [x; y], with x ~ N(0, S), S = F F', and y = x'beta + noise of standard deviation s. Let r = min(n, d). The
+triangular factor of X is R F' with independent
 
     R_ii = chi_{n-i+1} (i = 1..r)     R_ij ~ N(0, 1) for j > i     noise g ~ N(0, s^2 I_r)     e ~ s^2 chi^2_{n-r}
 
-so that with the rows X_i of R F' and y_i = X_i'beta + g_i the Gram matrix of the tokens has the distribution of
-sum_i [X_i; y_i] [X_i; y_i]' with e added to its last entry. A constant coordinate takes one degree of freedom: the
-factor gets the row [sqrt n; X_0; y_0] with X_0 ~ N(0, S), and the rest is as for n - 1 tokens.
+Let X_i be the rows of R F' and y_i = X_i'beta + g_i. The Gram matrix of the tokens has the distribution of
+sum_i [X_i; y_i] [X_i; y_i]' with e added to the last entry. A constant coordinate uses one degree of freedom: the
+factor gets the row [sqrt n; X_0; y_0] with X_0 ~ N(0, S), and the other rows are those of n - 1 tokens.
 """
 
 from __future__ import annotations
@@ -22,20 +22,7 @@ from fastlin.data.rows import apply_factor, dot, gram
 
 
 def sample(place: Place, n: int, beta: Tensor, feature_factor: Tensor | None, noise_std: float, bias: bool) -> Tensor:
-    """Gram matrices (batch, m, m) of contexts of n tokens, float64.
-
-    Parameters
-    ----------
-    place : Place
-    n : int
-    beta : Tensor (batch, d)
-    feature_factor : Tensor (d, d) or None
-        F; None is I.
-    noise_std : float
-        s.
-    bias : bool
-        Whether tokens start with a constant one.
-    """
+    """Gram matrices (batch, m, m) of n tokens, float64; beta (batch, d), feature_factor F (d, d) or None for I."""
     batch, d = beta.shape
     constant = int(bias and n > 0)
     below = n - constant

@@ -1,7 +1,8 @@
-"""What the task sources accept."""
+"""Checks of the arguments of task sources, and their description."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,41 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin.data import philox
-from fastlin.data.place import Place
+from fastlin._checks import count
+from fastlin.data.place import MOST
 
-# Products of batch, n and m stay below 2^63.
-_MOST = 1 << 40
-# Of a source's array, 2 GiB in float64: a million tasks in 16 dimensions. More is a slip of the pen.
+# Limit of one array: 2 GiB in float64, the covariances of a million tasks in 16 dimensions. A larger size is a typo.
 _MOST_NUMBERS = 1 << 28
-
-
-def check_place(batch: int, n: int, seed: int, step: int, stream: int, offset: int) -> tuple[Place, int]:
-    """The arguments that all samplers share, as Python integers."""
-    n = philox.integer("n", n, _MOST)
-    batch = philox.integer("batch", batch, _MOST)
-    _, _, at = philox.validate(batch, 0, seed=seed, step=step, stream=stream, offset=offset, block=0)
-    return Place(batch, at["seed"], at["step"], at["stream"], at["offset"]), n
-
-
-def check_size(name: str, value: int) -> int:
-    """`value` as an integer from 1 on."""
-    size = philox.integer(name, value, _MOST)
-    if size == 0:
-        raise ValueError(f"{name}: got 0, wants an integer >= 1")
-    return size
+# A description writes out arrays of up to this many numbers: the covariances of 32 tasks with 20 features.
+_LARGEST_WRITTEN = 12_800
 
 
 def check_dimension(name: str, value: int) -> int:
-    """`value` as a number of features, whose covariance a source has."""
-    size = check_size(name, value)
+    """`value` as a number of features d. A source stores a (d, d) covariance, which bounds d."""
+    size = count(name, value, MOST)
     if size * size > _MOST_NUMBERS:
         raise ValueError(f"{name}: got {size}, wants at most {math.isqrt(_MOST_NUMBERS)}: its covariance is an array")
     return size
 
 
 def check_number(name: str, value: float) -> float:
-    """`value` as a finite float that is not negative."""
+    """`value` as a finite float >= 0."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -54,7 +39,7 @@ def check_number(name: str, value: float) -> float:
 
 
 def check_array(name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
-    """`value` as a finite float64 tensor (a copy, on the CPU) whose shape fits; a name stands for any size >= 1."""
+    """`value` as a finite float64 CPU tensor, a copy, of this shape; a string in `shape` stands for any size >= 1."""
     numbers = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
     if isinstance(numbers, int) and numbers > _MOST_NUMBERS:
         raise ValueError(f"{name}: got {numbers} numbers, wants at most {_MOST_NUMBERS}")
@@ -75,7 +60,7 @@ def check_array(name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
 
 
 def check_covariances(name: str, value: Any, shape: Sequence[int]) -> Tensor:
-    """`value` as float64 covariances (..., d, d), or an error that says which is none and why."""
+    """`value` as float64 covariances (..., d, d), or an error that names the first matrix that is not one and why."""
     tensor = check_array(name, value, shape)
     for i, matrix in enumerate(tensor.reshape(-1, *tensor.shape[-2:])):
         which = f"{name}[{i}]" if tensor.ndim > 2 else name
@@ -87,3 +72,12 @@ def check_covariances(name: str, value: Any, shape: Sequence[int]) -> Tensor:
         if lowest < -1e-9 * size:
             raise ValueError(f"{which}: has the eigenvalue {lowest:.3g}, wants a positive semi-definite matrix")
     return tensor
+
+
+def described(value: Any) -> Any:
+    """A value as JSON has it; a large array by its digest."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() <= _LARGEST_WRITTEN:
+        return value.tolist()
+    return {"shape": list(value.shape), "sha256": hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()}

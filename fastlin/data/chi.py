@@ -5,14 +5,14 @@ uniform u, c = (9 (k/2 - 1/3))^-1/2, t = 1 + c x,
 
     accept when t > 0 and log u < x^2/2 + (k/2 - 1/3) (1 - t^3 + log t^3)        chi_k = sqrt(2 (k/2 - 1/3) t^3)
 
-and chi_1 = |x|. An attempt is rejected with probability below 0.05, and u < 1 - 0.0331 x^4 is enough to accept, which
-spares a kernel most logarithms. Whether it is accepted must not depend on who computes it, so everything here is
+and chi_1 = |x|. An attempt is rejected with probability below 0.05. The test u < 1 - 0.0331 x^4 accepts most
+attempts without a logarithm. Every implementation must accept the same attempts. Therefore everything here is
 float64 in one fixed order of +, -, *, /, sqrt, which IEEE 754 rounds in one way only: log, sin and cos are the
-polynomials below, and nothing is fused. A kernel repeats the same operations.
+polynomials below, and no operations are fused. A kernel repeats the same operations.
 
-Slot s of a sequence has its own 256 blocks, from block 256 s of the section on. Block j serves attempts 2j and 2j + 1:
-its words 0 and 1 give the two normals by Box-Muller, words 2 and 3 the two uniforms. Sequences and slots never wait for
-each other, and 512 rejections in a row do not happen (probability below 1e-600).
+Slot s of a sequence has 256 blocks, which start at block 256 s of the section. Block j serves attempts 2j and 2j + 1:
+words 0 and 1 give the two normals by Box-Muller, words 2 and 3 the two uniforms. Sequences and slots are independent of
+each other. 512 rejections in a row have a probability below 1e-600.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fastlin.data.philox import Coordinates
 BLOCKS_PER_SLOT = 256
 Array = NDArray[np.float64]
 
-# log t = e log 2 + 2 atanh r: 2 r^(2j+1)/(2j+1), |r| <= 3 - 2 sqrt 2, so that 12 terms leave less than 1e-19.
+# log t = e log 2 + 2 atanh r: terms 2 r^(2j+1)/(2j+1) with |r| <= 3 - 2 sqrt 2; 12 terms leave an error below 1e-19.
 _ATANH = [2.0 / (2 * j + 1) for j in range(12)]
-# Taylor series on |a| <= pi/4; the first terms left out are below 5e-17.
+# Taylor series on |a| <= pi/4; the first omitted terms are below 5e-17.
 _SIN = [(-1.0) ** j / math.factorial(2 * j + 1) for j in range(8)]
 _COS = [(-1.0) ** j / math.factorial(2 * j) for j in range(9)]
 _SQRT_HALF = 0.7071067811865476
@@ -40,20 +40,9 @@ _HALF_PI = 1.5707963267948966
 
 
 def chi(freedom: Sequence[int], batch: int, at: Coordinates) -> Array:
-    """Chi variates of a batch of sequences.
+    """Chi variates (batch, slots), float64; `freedom` has the degrees of freedom of each slot, and 0 gives 0.
 
-    Parameters
-    ----------
-    freedom : sequence of int
-        Degrees of freedom of each slot; 0 gives 0.
-    batch : int
-        Number of sequences.
-    at : Coordinates
-        Where in the generator; `block` is the first of the section.
-
-    Returns
-    -------
-    array (batch, slots), float64
+    `at` must have all coordinates; its block is the first of the section.
     """
     out = np.zeros((batch, len(freedom)))
     sequences = np.arange(batch, dtype=np.uint64) + np.uint64(at["offset"])
@@ -65,24 +54,24 @@ def chi(freedom: Sequence[int], batch: int, at: Coordinates) -> Array:
 
 def _one_slot(k: int, sequences: NDArray[np.uint64], at: Coordinates, block: int) -> Array:
     out = np.empty(len(sequences))
-    waiting = np.arange(len(sequences))
+    pending = np.arange(len(sequences))
     for j in range(BLOCKS_PER_SLOT):
-        words = philox.words_of(sequences[waiting], 1, at["seed"], at["step"], at["stream"], block + j)
+        words = philox.words_of(sequences[pending], 1, at["seed"], at["step"], at["stream"], block + j)
         u: Array = (words + 0.5) * np.float64(2.0**-32)
-        done = np.zeros(len(waiting), dtype=bool)
+        done = np.zeros(len(pending), dtype=bool)
         for x, v in zip(_normals(u[:, 0], u[:, 1]), (u[:, 2], u[:, 3]), strict=True):
             value, accepted = _attempt(k, x, v)
-            now = accepted & ~done
-            out[waiting[now]] = value[now]
-            done |= now
-        waiting = waiting[~done]
-        if not len(waiting):
+            first = accepted & ~done
+            out[pending[first]] = value[first]
+            done |= first
+        pending = pending[~done]
+        if not len(pending):
             return out
     raise AssertionError("512 rejections in a row")
 
 
 def _attempt(k: int, x: Array, u: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Value of an attempt and whether it is accepted."""
+    """Values of one attempt and which are accepted, both shaped like x."""
     if k == 1:
         return np.abs(x), np.ones(len(x), dtype=bool)
     shape = 0.5 * k - 1.0 / 3.0
@@ -100,7 +89,6 @@ def _attempt(k: int, x: Array, u: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _normals(u0: Array, u1: Array) -> tuple[Array, Array]:
-    """The two normals of Box-Muller, by the fixed operations."""
     r = np.sqrt(-2.0 * log(u0))
     cosine, sine = cos_sin(u1)
     return r * cosine, r * sine
@@ -112,13 +100,13 @@ def log(t: Array) -> Array:
 
 
 def log1p(s: Array, t: Array | None = None) -> Array:
-    """log(1 + s); `t` is 1 + s where it is known exactly."""
+    """log(1 + s). Pass t = 1 + s where t is exact and s is not."""
     t = 1.0 + s if t is None else t
     mantissa, exponent = np.frexp(t)
     low = mantissa < _SQRT_HALF
     mantissa = np.where(low, 2.0 * mantissa, mantissa)
     e = exponent - low.astype(exponent.dtype)
-    # At e = 0 the mantissa is t itself, and s says more of it than t - 1 does.
+    # At e = 0 the mantissa is t, and s is more precise than t - 1.
     numerator = np.where(e == 0, s, mantissa - 1.0)
     r = numerator / (numerator + 2.0)
     value: Array = e * _LOG_2 + r * _horner(_ATANH, r * r)
@@ -139,7 +127,6 @@ def cos_sin(u: Array) -> tuple[Array, Array]:
 
 
 def _horner(coefficients: list[float], x: Array) -> Array:
-    """sum_j coefficients[j] x^j."""
     out = np.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         out = out * x + c

@@ -15,11 +15,12 @@ Draw j of a sequence is word j % 4 of block j // 4. Arrays here are (rows, colum
 ``offset + i`` modulo 2⁶⁴, column j is draw 4 ``block`` + j.
 """
 
-import operator
-from typing import Any, SupportsIndex, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from fastlin._checks import integer
 
 MAX_BLOCKS = 1 << 24
 MAX_STEPS = 1 << 24
@@ -29,8 +30,8 @@ _LOW = 0xFFFFFFFF
 _LOW64, _HALF = np.uint64(_LOW), np.uint64(32)
 
 
-class Coordinates(TypedDict):
-    """What a generator's numbers depend on, apart from row and column."""
+class Coordinates(TypedDict, total=False):
+    """Position in the generator, apart from row and column; `validate` gives an absent coordinate the value 0."""
 
     seed: int
     step: int
@@ -40,20 +41,7 @@ class Coordinates(TypedDict):
 
 
 def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
-    """Ten rounds of Philox on 4 × 32 bits.
-
-    Parameters
-    ----------
-    counter
-        (..., 4) uint32.
-    key
-        (2,) uint32, shared by all counters.
-
-    Returns
-    -------
-    words
-        (..., 4) uint32.
-    """
+    """Ten rounds of Philox: counter (..., 4) and key (2,), all uint32, give words (..., 4) uint32."""
     counter = np.asarray(counter, dtype=np.uint32)
     key = np.asarray(key, dtype=np.uint32)
     if counter.shape[-1:] != (4,):
@@ -70,30 +58,13 @@ def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def integer(name: str, value: SupportsIndex, limit: int) -> int:
-    """`value` as an int in [0, limit), or an error that names the argument."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wants an integer") from None
-    if not 0 <= number < limit:
-        raise ValueError(f"{name}: got {number}, wants an integer in [0, {limit})")
-    return number
-
-
 def validate(
-    rows: int, columns: int, *, seed: int, step: int, stream: int, offset: int, block: int
+    rows: int, columns: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0, block: int = 0
 ) -> tuple[int, int, Coordinates]:
-    """Check the arguments that every generator shares against the bit layout.
-
-    Returns
-    -------
-    rows, columns, coordinates
-        As Python ints.
-    """
+    """Rows, columns and coordinates as Python ints, or an error for one that the bit layout cannot hold."""
     block = integer("block", block, MAX_BLOCKS)
     columns = integer("columns", columns, 4 * (MAX_BLOCKS - block) + 1)
-    # A float64 result then has fewer than 2⁶³ bytes.
+    # This limit keeps a float64 result below 2⁶³ bytes.
     rows = integer("rows", rows, (1 << 60) // max(columns, 1))
     coordinates: Coordinates = {
         "seed": integer("seed", seed, _MAX_WORD64),
@@ -105,11 +76,9 @@ def validate(
     return rows, columns, coordinates
 
 
-def words(
-    rows: int, columns: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0, block: int = 0
-) -> NDArray[np.uint32]:
-    """(rows, columns) uint32: the raw words, draw 4 block + j of sequence offset + i."""
-    rows, columns, at = validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+def words(rows: int, columns: int, **at: Unpack[Coordinates]) -> NDArray[np.uint32]:
+    """Raw words (rows, columns) uint32: draw 4 block + j of sequence offset + i."""
+    rows, columns, at = validate(rows, columns, **at)
     blocks = -(-columns // 4)
     sequences = np.arange(rows, dtype=np.uint64) + np.uint64(at["offset"])
     drawn = words_of(sequences, blocks, at["seed"], at["step"], at["stream"], at["block"])
@@ -119,7 +88,7 @@ def words(
 def words_of(
     sequences: NDArray[np.uint64], blocks: int, seed: int, step: int, stream: int, block: int
 ) -> NDArray[np.uint32]:
-    """(len(sequences), 4 blocks) uint32: whole blocks of any sequences, from arguments that are in range."""
+    """Words (len(sequences), 4 blocks) uint32 of arbitrary sequences. The caller has checked the ranges."""
     counter = np.empty((len(sequences), blocks, 4), dtype=np.uint32)
     counter[..., 0] = np.arange(block, block + blocks, dtype=np.uint32) | (stream & 0xFF) << 24
     counter[..., 1] = (sequences & _LOW)[:, None]
@@ -129,38 +98,21 @@ def words_of(
 
 
 def uniforms(
-    rows: int,
-    columns: int,
-    *,
-    seed: int = 0,
-    step: int = 0,
-    stream: int = 0,
-    offset: int = 0,
-    block: int = 0,
-    dtype: DTypeLike = np.float64,
+    rows: int, columns: int, *, dtype: DTypeLike = np.float64, **at: Unpack[Coordinates]
 ) -> NDArray[np.floating[Any]]:
-    """(rows, columns) uniforms (w + ½)·2⁻³², exact in float64; rounding to float32 can give 1."""
-    drawn = words(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
-    exact: NDArray[np.floating[Any]] = (drawn + 0.5) * 2.0**-32
+    """Uniforms (rows, columns), (w + ½)·2⁻³²: exact in float64; rounding to float32 can give 1."""
+    exact: NDArray[np.floating[Any]] = (words(rows, columns, **at) + 0.5) * 2.0**-32
     return exact.astype(dtype)
 
 
 def normals(
-    rows: int,
-    columns: int,
-    *,
-    seed: int = 0,
-    step: int = 0,
-    stream: int = 0,
-    offset: int = 0,
-    block: int = 0,
-    dtype: DTypeLike = np.float64,
+    rows: int, columns: int, *, dtype: DTypeLike = np.float64, **at: Unpack[Coordinates]
 ) -> NDArray[np.floating[Any]]:
-    """(rows, columns) standard normals by Box-Muller in float64, rounded to `dtype`.
+    """Standard normals (rows, columns) by Box-Muller in float64, rounded to `dtype`.
 
-    Draws 2i and 2i+1 give columns 2i and 2i+1; an odd last column uses both and drops its partner.
+    Draws 2i and 2i+1 give columns 2i and 2i+1. An odd last column uses both draws and drops its partner.
     """
-    rows, columns, at = validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    rows, columns, at = validate(rows, columns, **at)
     pairs = (columns + 1) // 2
     u = uniforms(rows, 2 * pairs, **at).reshape(rows, pairs, 2)
     r, angle = np.sqrt(-2.0 * np.log(u[..., 0])), 2.0 * np.pi * u[..., 1]

@@ -1,11 +1,16 @@
 """Random tensors that depend on (seed, step, stream, sequence, draw) alone.
 
-The extension serves when it is there, else numpy: uniforms and chi variates have the same bits, normals differ by the
-rounding of log, sin, cos and sqrt in their dtype. `fastlin.data.philox` has the layout.
+The compiled extension draws them, or numpy where the extension is missing. Uniforms and chi variates have the same bits
+on both paths; normals differ by the rounding of log, sin, cos and sqrt in their dtype. `fastlin.data.philox` has the
+layout. Keyword arguments are the coordinates, each 0 by default:
+
+    seed, offset    in [0, 2⁶⁴); row i is sequence `offset` + i modulo 2⁶⁴, so a batch can be drawn in pieces
+    step, stream    in [0, 2²⁴) and [0, 2¹⁶)
+    block           first block of four draws, in [0, 2²⁴); column j is draw 4 `block` + j, below 2²⁶
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -16,76 +21,25 @@ from fastlin.data import philox
 from fastlin.data.chi import chi as chi_oracle
 from fastlin.data.philox import Coordinates
 
+Oracle = Callable[..., NDArray[np.floating[Any]]]
 _DTYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-def uniform(
-    rows: int,
-    columns: int,
-    *,
-    seed: int = 0,
-    step: int = 0,
-    stream: int = 0,
-    offset: int = 0,
-    block: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """Uniforms on (0, 1), in float32 on (0, 1] after rounding.
+def uniform(rows: int, columns: int, *, dtype: torch.dtype = torch.float32, **at: Unpack[Coordinates]) -> torch.Tensor:
+    """Uniforms (rows, columns) on (0, 1), contiguous, on the CPU; rounding to float32 can give 1."""
+    return _fill("fill_uniform", philox.uniforms, rows, columns, dtype, at)
 
-    Parameters
-    ----------
-    rows, columns
-        Row i is sequence `offset` + i modulo 2⁶⁴, column j is draw 4 `block` + j, below 2²⁶.
-    seed, offset
-        In [0, 2⁶⁴). A batch can be taken in pieces by `offset`.
-    step, stream
-        In [0, 2²⁴) and [0, 2¹⁶).
-    block
-        First block of four draws, in [0, 2²⁴).
-    dtype
-        torch.float32 or torch.float64.
 
-    Returns
-    -------
-    u
-        (rows, columns), contiguous, on the CPU.
+def normal(rows: int, columns: int, *, dtype: torch.dtype = torch.float32, **at: Unpack[Coordinates]) -> torch.Tensor:
+    """Standard normals (rows, columns), contiguous, on the CPU, from the words that `uniform` reads.
+
+    Draws 2i and 2i+1 give columns 2i and 2i+1, by Box-Muller.
     """
-    return _fill("fill_uniform", philox.uniforms, rows, columns, seed, step, stream, offset, block, dtype)
-
-
-def normal(
-    rows: int,
-    columns: int,
-    *,
-    seed: int = 0,
-    step: int = 0,
-    stream: int = 0,
-    offset: int = 0,
-    block: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """Standard normals by Box-Muller, from the same words as `uniform` with the same arguments.
-
-    Returns
-    -------
-    x
-        (rows, columns), contiguous, on the CPU; columns 2i and 2i+1 come from draws 2i and 2i+1.
-    """
-    return _fill("fill_normal", philox.normals, rows, columns, seed, step, stream, offset, block, dtype)
+    return _fill("fill_normal", philox.normals, rows, columns, dtype, at)
 
 
 def chi(batch: int, freedom: Sequence[int], at: Coordinates) -> torch.Tensor:
-    """Chi variates (batch, len(freedom)) of the slots from a block on, float64: `fastlin.data.chi` in bits.
-
-    Parameters
-    ----------
-    batch
-        Number of sequences.
-    freedom
-        Degrees of freedom of each slot; 0 gives 0.
-    at
-        Where in the generator; `block` is the first of the section.
-    """
+    """Chi variates (batch, len(freedom)), float64: arguments and bits of `fastlin.data.chi.chi`."""
     compiled = _extension.extension()
     if compiled is None:
         return torch.from_numpy(chi_oracle(freedom, batch, at))
@@ -95,30 +49,19 @@ def chi(batch: int, freedom: Sequence[int], at: Coordinates) -> torch.Tensor:
 
 
 def _machine() -> dict[str, Any]:
-    """What a kernel runs on; the numbers do not depend on the threads."""
+    """Instruction set and number of threads; the numbers drawn do not depend on the threads."""
     return {"instruction_set": _instruction_sets.instruction_set(), "threads": torch.get_num_threads()}
 
 
-def _fill(
-    kernel: str,
-    oracle: Callable[..., NDArray[np.floating[Any]]],
-    rows: int,
-    columns: int,
-    seed: int,
-    step: int,
-    stream: int,
-    offset: int,
-    block: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def _fill(kernel: str, oracle: Oracle, rows: int, columns: int, dtype: torch.dtype, at: Coordinates) -> torch.Tensor:
     name = _DTYPE_NAMES.get(dtype)
     if name is None:
         raise ValueError(f"dtype: got {dtype}, wants torch.float32 or torch.float64")
-    rows, columns, at = philox.validate(rows, columns, seed=seed, step=step, stream=stream, offset=offset, block=block)
+    rows, columns, at = philox.validate(rows, columns, **at)
     compiled = _extension.extension()
     if compiled is None:
         return torch.from_numpy(oracle(rows, columns, **at, dtype=name))
-    # A buffer of numpy's: inside torch.func a tensor of torch's own may be a wrapper without memory.
+    # numpy allocates the buffer: inside torch.func, torch.empty may return a wrapper without memory.
     out = np.empty((rows, columns), dtype=name)
     getattr(compiled, kernel)(out.ctypes.data, rows, columns, name, **at, **_machine())
     return torch.from_numpy(out)

@@ -1,6 +1,7 @@
-"""Small linear algebra on many rows in a fixed order of operations, so that no row depends on its neighbours.
+"""Small linear algebra of the task sources.
 
-A matrix product's bits depend on how a library blocks the batch; these do not, and a kernel can repeat them.
+`apply_factor`, `dot` and `gram` act on each row of a batch in a fixed order of operations, which a kernel can repeat.
+The bits of a library's matrix product depend on how it blocks the batch; theirs do not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from torch import Tensor
 
 
 def factor(covariance: Tensor) -> Tensor:
-    """F (d, d) with F F' = covariance: the Cholesky factor, or a square root when it is singular."""
+    """F (d, d) with F F' = covariance: the Cholesky factor, or a square root of a singular covariance."""
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(covariance)
     if int(failed) != 0:
@@ -41,3 +42,24 @@ def gram(rows: Tensor) -> Tensor:
     for row in rows.unbind(1):
         out = out + row[:, :, None] * row[:, None]
     return out
+
+
+def turned(theta: Tensor, S: Tensor, cosine: float) -> Tensor:
+    """Theta (d,) turned to this cosine, with norm and angle in <a, b> = a'S b.
+
+    It turns towards the coordinate axis that is most nearly orthogonal to it.
+    """
+    cosine = float(cosine)
+    if not -1.0 <= cosine <= 1.0:
+        raise ValueError(f"cosine: got {cosine}, wants a number from -1 to 1")
+    along, size = S @ theta, float(theta @ S @ theta)
+    other = torch.zeros_like(theta)
+    if abs(cosine) < 1.0:
+        if len(theta) == 1 or not size > 0.0:
+            raise ValueError(f"cosine: got {cosine} for theta {theta.tolist()}, wants 1 or -1: theta cannot turn")
+        least = int((along.square() / S.diagonal()).argmin())
+        other[least] = 1.0
+        other = other - float(along[least]) / size * theta
+        other = other * (size / float(other @ S @ other)) ** 0.5
+    result: Tensor = cosine * theta + (1.0 - cosine**2) ** 0.5 * other
+    return result

@@ -1,19 +1,18 @@
-"""Task sources: where sequences come from.
+"""Task sources: each draws the sequences of one kind of regression problem.
 
-A source draws, for sequence i of a stream at a step, a task k and weights beta, features x ~ N(0, S), labels
-y = x'beta + noise, and gives the tokens z = [x; y] of the context, the query q = [x; 0] and its label; or, in place of
-the tokens, their Gram matrix, drawn from its own distribution (`bartlett`). With a constant coordinate tokens are
-[1; x; y]. Everything about a sequence is a function of (seed, step, stream, i) alone, computed in float64 in a fixed
-order of operations and rounded once: a batch can be taken in any pieces, bit for bit. `place` has the layout of draws.
-Where the extensions are there their kernels draw, on the device and in the dtype that are asked for; their numbers
-differ by rounding.
+For sequence i a source draws a task k, weights beta, features x ~ N(0, S) and labels y = x'beta + noise. `sample`
+returns the context tokens z = [x; y], the query q = [x; 0] and the query's label; with a constant coordinate a token is
+[1; x; y]. `sample_gram` returns the tokens' Gram matrix instead, drawn from its own distribution (`bartlett`).
+
+A sequence depends on (seed, step, stream, i) alone. It is computed in float64 in a fixed order of operations and
+rounded once, so a batch can be drawn in pieces with the same bits. `place` has the layout of the draws. The compiled
+kernels draw on the requested device in the requested dtype, where they exist; their numbers differ by rounding.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
@@ -23,22 +22,33 @@ from torch import Tensor
 
 from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
-from fastlin.data import bartlett, chi
-from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, check_place
-from fastlin.data.place import BETA, FEATURES, NOISE, QUERY, TASK, Place, check_room
-from fastlin.data.rows import apply_factor, dot, factor
+from fastlin.data import bartlett
+from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, described
+from fastlin.data.place import (
+    BETA,
+    FEATURES,
+    FEATURES_WITH_ROOM,
+    NOISE,
+    QUERY,
+    TASK,
+    Place,
+    check_gram_room,
+    check_place,
+    check_room,
+)
+from fastlin.data.rows import apply_factor, dot, factor, turned
 from fastlin.data.strata import balanced_tasks
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Source(ABC):
-    """What all task sources share.
+    """Base class of the task sources.
 
     Attributes
     ----------
     d, m, K : int
-        Number of features; token width d + 1, or d + 2 with the constant coordinate; number of tasks.
+        Number of features; token width, d + 1 or, with bias, d + 2; number of tasks.
     bias : bool
         Whether tokens start with a constant one.
     """
@@ -62,18 +72,16 @@ class Source(ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Batch:
-        """Tokens of sequences `offset` to `offset + batch`.
+        """Draw tokens.
 
         Parameters
         ----------
         batch, n : int
             Number of sequences and of context tokens; both may be 0.
-        seed, step, stream : int
-            Where in the generator; see `fastlin.data.philox`.
-        offset : int
-            Index of the first sequence.
+        seed, step, stream, offset : int
+            Coordinates in the generator (`fastlin.data.philox`); `offset` is the index of the first sequence.
         dtype, device
-            Of the tensors; torch's defaults.
+            Of the tensors; None is torch's default.
 
         Returns
         -------
@@ -89,8 +97,7 @@ class Source(ABC):
         >>> z, q, y, task = fl.SphereTasks(2).sample(batch=8, n=5, seed=1)
         >>> z.shape, q.shape, y.shape, task.shape
         (torch.Size([8, 5, 3]), torch.Size([8, 3]), torch.Size([8]), torch.Size([8]))
-        >>> tail = fl.SphereTasks(2).sample(batch=3, n=5, seed=1, offset=5)[0]
-        >>> torch.equal(tail, z[5:])
+        >>> torch.equal(fl.SphereTasks(2).sample(batch=3, n=5, seed=1, offset=5)[0], z[5:])
         True
         """
         place, n = check_place(batch, n, seed, step, stream, offset)
@@ -102,11 +109,7 @@ class Source(ABC):
             return self._tokens(place, n)
 
     def describe(self) -> dict[str, Any]:
-        """What the source is, in values that JSON has; a large array by its digest.
-
-        Returns
-        -------
-        dict
+        """The source as a dict for JSON. A digest replaces an array of more than 12,800 numbers.
 
         Examples
         --------
@@ -114,7 +117,7 @@ class Source(ABC):
         'SphereTasks'
         """
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {"source": type(self).__qualname__, **{name: _described(value) for name, value in public.items()}}
+        return {"source": type(self).__qualname__, **{name: described(value) for name, value in public.items()}}
 
     @abstractmethod
     def _tokens(self, place: Place, n: int) -> Batch:
@@ -127,7 +130,7 @@ class Source(ABC):
 
 
 class LinearTasks(Source):
-    """Sources with weights: y = x'beta + noise.
+    """Base class of the sources with linear labels, y = x'beta + noise.
 
     Attributes
     ----------
@@ -191,9 +194,8 @@ class LinearTasks(Source):
         place, n = check_place(batch, n, seed, step, stream, offset)
         if _has_its_own_way(type(self)):
             return None
-        rank = min(n, self.d)
-        check_room((self.d + 1) * chi.BLOCKS_PER_SLOT, 1)
-        check_room(self.d + rank * self.d - rank * (rank + 1) // 2, 4)
+        if self.d > FEATURES_WITH_ROOM:
+            check_gram_room(n, self.d)
         return Draw(self._recipe(), n, *place)
 
     @abstractmethod
@@ -208,24 +210,21 @@ class LinearTasks(Source):
         return sampler.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype), device)
 
     def _gram_in_torch(self, place: Place, n: int) -> Batch:
-        """Gram matrices in float64 on the CPU, in torch operations: what the kernels must draw."""
+        """Gram matrices in float64 on the CPU, in torch operations: the reference for the kernels."""
         with torch.device("cpu"):
-            task, beta, q, y = self._question(place)
+            task, beta, q, y = self._query(place)
             return bartlett.sample(place, n, beta, self._feature_factor, self.noise_std, self.bias), q, y, task
 
-    def _common(self) -> tuple[int, int, bool, float, Tensor | None]:
-        return self.d, self.K, self.bias, self.noise_std, self._feature_factor
-
     def _tokens(self, place: Place, n: int) -> Batch:
-        task, beta, q, y = self._question(place)
+        task, beta, q, y = self._query(place)
         X = self._features(place.normal(FEATURES, n * self.d).view(place.batch, n, self.d))
         Y = dot(X, beta[:, None])
         if self.noise_std:
             Y = Y + self.noise_std * place.normal(NOISE, n)
         return self._join(X, Y), q, y, task
 
-    def _question(self, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Task (batch,), weights (batch, d), query (batch, m) and its label (batch,)."""
+    def _query(self, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Task (batch,), weights (batch, d), query (batch, m) and the query's label (batch,)."""
         task = self._task(place)
         beta = self._beta(place, task)
         draws = place.normal(QUERY, self.d + 1)
@@ -244,7 +243,7 @@ class LinearTasks(Source):
         """Weights of each sequence, (batch, d)."""
 
     def _features(self, normals: Tensor) -> Tensor:
-        """Features (..., d) with covariance S from standard normals."""
+        """Features (..., d) of covariance S from standard normals (..., d)."""
         return normals if self._feature_factor is None else apply_factor(self._feature_factor, normals)
 
 
@@ -257,7 +256,7 @@ class TaskMixture(LinearTasks):
     covariances : array (K, d, d)
         Symmetric positive semi-definite.
     weights : array (K,)
-        Non-negative, of sum one.
+        Non-negative; they add up to one.
     noise_std : float
         Standard deviation of the label noise, also on the query's label.
     feature_cov : array (d, d), optional
@@ -265,7 +264,7 @@ class TaskMixture(LinearTasks):
     bias : bool
         Whether tokens start with a constant one.
     stratify : bool
-        Whether a batch has exactly its share of each task (`strata.balanced_tasks`), instead of tasks at random.
+        Whether each task gets its exact share of a batch (`strata.balanced_tasks`), instead of a random one.
 
     Examples
     --------
@@ -305,24 +304,13 @@ class TaskMixture(LinearTasks):
         self._strata = balanced_tasks(self.weights) if stratify else None
 
     def reweighted(self, weights: Any, stratify: bool = False) -> Self:
-        """The same source with its tasks at other probabilities (K,).
-
-        Parameters
-        ----------
-        weights : array (K,)
-        stratify : bool
-            As in `TaskMixture`.
-
-        Returns
-        -------
-        TaskMixture
-        """
+        """A copy with other `weights` (K,) and `stratify`, which mean what they mean in `TaskMixture`."""
         other = copy.copy(self)
         other._weigh(weights, stratify)
         return other
 
     def task_counts(self, first: int, batch: int) -> Tensor:
-        """Sequences of each task (K,), int64, among `batch` from the index `first` on, of a stratified source."""
+        """Number of sequences of each task (K,), int64, in a stratified batch that starts at sequence `first`."""
         if self._strata is None or _has_its_own_way(type(self)):
             raise ValueError(
                 f"{type(self).__name__}: draws tasks in its own way; wants a TaskMixture with stratify=True"
@@ -335,7 +323,8 @@ class TaskMixture(LinearTasks):
     def _recipe(self) -> Recipe:
         means = _as_read("means", self.means, (self.K, self.d))
         cumulative = self._cumulative if self.K > 1 else None
-        return Recipe(*self._common(), means, self._factors, cumulative, self._strata)
+        arrays = (means, self._factors, cumulative, self._strata)
+        return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, *arrays)
 
     def _task(self, place: Place) -> Tensor:
         if self._strata is not None:
@@ -350,14 +339,13 @@ class TaskMixture(LinearTasks):
 
 
 class SphereTasks(LinearTasks):
-    """Weights uniform on the sphere of a radius in R^d.
+    """Weights drawn uniformly from a sphere in R^d.
 
     Parameters
     ----------
     d : int
     radius : float
-    noise_std, feature_cov, bias
-        As in `TaskMixture`.
+    noise_std, feature_cov, bias : as in `TaskMixture`
 
     Examples
     --------
@@ -373,7 +361,7 @@ class SphereTasks(LinearTasks):
         self.radius = check_number("radius", radius)
 
     def _recipe(self) -> Recipe:
-        return Recipe(*self._common(), radius=self.radius)
+        return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, radius=self.radius)
 
     def _beta(self, place: Place, task: Tensor) -> Tensor:
         normals = place.normal(BETA, self.d)
@@ -386,8 +374,7 @@ class FixedTask(LinearTasks):
     Parameters
     ----------
     theta : array (d,)
-    noise_std, feature_cov, bias
-        As in `TaskMixture`.
+    noise_std, feature_cov, bias : as in `TaskMixture`
 
     Examples
     --------
@@ -401,132 +388,43 @@ class FixedTask(LinearTasks):
         super().__init__(len(self.theta), noise_std, feature_cov, bias)
 
     def at_cosine(self, cosine: float) -> FixedTask:
-        """A task of the same size at an angle to this one: features, noise and everything else are the same.
+        """The task with theta turned to this cosine, from -1 to 1; everything else is the same.
 
-        Size and angle are those of the labels, <a, b> = a'S b with the features' covariance S. The direction away from
-        theta is that of the coordinate that is least along it.
-
-        Parameters
-        ----------
-        cosine : float
-            From -1, the task -theta, to 1.
-
-        Returns
-        -------
-        FixedTask
-            With theta (d,).
+        Norm and angle are in <a, b> = a'S b with the feature covariance S (`rows.turned`).
 
         Examples
         --------
         >>> fl.FixedTask([1.0, 0.0]).at_cosine(-1).theta.tolist()
         [-1.0, 0.0]
         """
-        cosine = float(cosine)
-        if not -1.0 <= cosine <= 1.0:
-            raise ValueError(f"cosine: got {cosine}, wants a number from -1 to 1")
-        S, theta = self.feature_cov, self.theta
-        along, size = S @ theta, float(theta @ S @ theta)
-        other = torch.zeros_like(theta)
-        if abs(cosine) < 1.0:
-            if self.d == 1 or not size > 0.0:
-                raise ValueError(
-                    f"cosine: got {cosine} for theta {theta.tolist()}, wants 1 or -1: nothing is beside it"
-                )
-            least = int((along.square() / S.diagonal()).argmin())
-            other[least] = 1.0
-            other = other - float(along[least]) / size * theta
-            other = other * (size / float(other @ S @ other)) ** 0.5
-        turned = cosine * theta + (1.0 - cosine**2) ** 0.5 * other
-        cov = None if self._feature_factor is None else S
-        return FixedTask(turned, self.noise_std, cov, self.bias)
+        cov = None if self._feature_factor is None else self.feature_cov
+        return FixedTask(turned(self.theta, self.feature_cov, cosine), self.noise_std, cov, self.bias)
 
     def _recipe(self) -> Recipe:
-        return Recipe(*self._common(), _as_read("theta", self.theta, (self.d,)))
+        theta = _as_read("theta", self.theta, (self.d,))
+        return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, theta)
 
     def _beta(self, place: Place, task: Tensor) -> Tensor:
         return self.theta.expand(place.batch, self.d)
 
 
-class PointSet(Source):
-    """A finite set of points, drawn with replacement, query included. It gives tokens only: it has no `sample_gram`.
-
-    Parameters
-    ----------
-    x : array (P, d)
-        Features of the points.
-    y : array (P,)
-        Their labels.
-    bias : bool
-        Whether tokens start with a constant one.
-
-    Examples
-    --------
-    >>> points = fl.PointSet(torch.randn(100, 3), torch.randn(100))
-    >>> z, q, y, task = points.sample(batch=8, n=20)
-    >>> z.shape
-    torch.Size([8, 20, 4])
-    """
-
-    def __init__(self, x: Any, y: Any, bias: bool = False) -> None:
-        self.x = check_array("x", x, ("P", "d"))
-        self.y = check_array("y", y, (self.x.shape[0],))
-        super().__init__(self.x.shape[1], bias)
-
-    @classmethod
-    def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> PointSet:
-        """That many points of a task source: features and labels of its queries.
-
-        Parameters
-        ----------
-        source : task source
-        points : int
-            P.
-        seed, stream : int
-            As in `sample`.
-
-        Returns
-        -------
-        PointSet
-            With x (P, d) and y (P,).
-        """
-        _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
-        return cls(q[:, int(source.bias) : -1], y, bias=source.bias)
-
-    def _tokens(self, place: Place, n: int) -> Batch:
-        P = len(self.y)
-        index = (place.uniform(FEATURES, n + 1) * P).long().clamp(max=P - 1)
-        x, y = self.x[index], self.y[index]
-        query = self._join(x[:, n], torch.zeros_like(y[:, n]))
-        return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(place.batch, dtype=torch.int64)
-
-
-# Numbers of an array that a description writes out: covariances of 32 tasks with 20 features.
-_LARGEST_WRITTEN = 12_800
-_HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_question", "_task", "_beta", "_features")
+_HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_query", "_task", "_beta", "_features")
 
 
 @functools.cache
 def _has_its_own_way(source: type[LinearTasks]) -> bool:
-    """Whether a subclass changes how sequences are drawn below the class that puts them into numbers."""
+    """Whether a subclass overrides a method that draws, so that `_recipe`, which it inherits, does not describe it."""
     owner = next(c for c in source.__mro__ if "_recipe" in vars(c))
     return any(getattr(source, name) is not getattr(owner, name) for name in _HOOKS)
 
 
 def _as_read(name: str, array: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """An array that users can replace, as a kernel reads it."""
+    """A public array, which users may have replaced, in the layout that a kernel reads."""
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {tuple(array.shape)}, wants {shape}, as when the source was made")
-    # Inside torch.func what an operation returns may be a wrapper without memory.
+    # numpy converts: inside torch.func the result of a torch operation may be a wrapper without memory.
     is_right = array.dtype is torch.float64 and array.is_contiguous()
     return array if is_right else torch.from_numpy(np.ascontiguousarray(array.numpy(), np.float64))
-
-
-def _described(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if value.numel() <= _LARGEST_WRITTEN:
-        return value.tolist()
-    return {"shape": list(value.shape), "sha256": hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()}
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:
@@ -538,7 +436,7 @@ def _where(device: torch.device | str | None) -> torch.device:
 
 
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:
-    """The batch in the caller's dtype and on its device; the task stays an integer."""
+    """The batch in the caller's dtype and device; the task stays an integer."""
     dtype, device = _default(dtype), _where(device)
     first, q, y = (t.to(dtype=dtype, device=device) for t in batch[:3])
     return first, q, y, batch[3].to(device=device)

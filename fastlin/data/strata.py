@@ -1,4 +1,4 @@
-"""Tasks in exact shares instead of at random."""
+"""Tasks in exact shares instead of random ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LONGEST_PERIOD = 1 << 16
 
 
 def balanced_tasks(weights: Tensor) -> Tensor:
-    """Tasks (P,) int64 of sequences 0 to P - 1, which repeat with period P.
+    """Tasks (P,) int64 of sequences 0 to P - 1; the order repeats with period P.
 
-    In the first i sequences task k occurs floor or ceil of i weights_k times, for every i, so that a batch from
-    sequence 0 on has exactly its share of each task wherever that is a whole number. P is the weights' common
-    denominator; weights without one up to 65,536 are taken to the nearest multiple of 1/65,536.
+    Among the first i sequences task k occurs floor or ceil of i weights_k times, for every i. So a batch that starts at
+    sequence 0 has the exact share of each task wherever that is a whole number. P is the common denominator of the
+    weights. Weights without one up to 65,536 are rounded to multiples of 1/65,536.
 
-    The order is Tijdeman's (1980): with shares kept within 1 - 1/(2K - 2) of i weights_k, the next task is the one
-    among those not ahead of their share that would be late first.
+    The order is Tijdeman's (1980), which keeps counts within 1 - 1/(2K - 2) of i weights_k: of the tasks that are not
+    ahead of their share, the next is the one with the earliest deadline.
     """
     shares = np.array(_whole_shares(weights), dtype=np.int64)
     P, K = int(shares.sum()), len(shares)
     if K == 1:
         return torch.zeros(1, dtype=torch.int64)
-    # Everything in units of 1/(P (2K - 2)), so that who is ready is decided between integers.
+    # Units of 1/(P (2K - 2)) make the comparison below exact, between integers.
     unit = 2 * K - 2
     counts = np.zeros(K, dtype=np.int64)
     order = np.empty(P, dtype=np.int64)
@@ -39,13 +39,13 @@ def balanced_tasks(weights: Tensor) -> Tensor:
 
 
 def _whole_shares(weights: Tensor) -> list[int]:
-    """Integers in the ratio of the weights, of the smallest sum that represents them to 1e-12."""
+    """Integers in the ratio of the weights to within 1e-12, with the smallest sum."""
     fractions = [Fraction(w).limit_denominator(LONGEST_PERIOD) for w in weights.tolist()]
     P = math.lcm(*(fraction.denominator for fraction in fractions))
     close = all(abs(float(f) - w) <= 1e-12 for f, w in zip(fractions, weights.tolist(), strict=True))
     if P <= LONGEST_PERIOD and close and sum(fractions) == 1:
         return [int(fraction * P) for fraction in fractions]
-    # Largest remainders: whole numbers of sum P, each within one of its share.
+    # Largest-remainder rounding: integers that add up to LONGEST_PERIOD, each within one of its exact share.
     exact = [w * LONGEST_PERIOD for w in weights.tolist()]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda k: shares[k] - exact[k])

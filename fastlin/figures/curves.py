@@ -1,59 +1,35 @@
-"""The closed forms of a CONFIG.toml against the context length, as a table, CSV, JSON and a record for pictures."""
+"""`fastlin theory`: the closed forms of a CONFIG.toml against the context length, as table, CSV, JSON and picture."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastlin import theory
-from fastlin._files import replacing
+from fastlin._files import write_texts
 from fastlin._info import info
+from fastlin._tables import align, csv_text, number
 from fastlin._threads import one_thread
 from fastlin.data.sources import TaskMixture
 from fastlin.settings import Config
-
-
-class Curve(NamedTuple):
-    """A closed form, under the name that people read."""
-
-    label: str
-    optimum: Callable[[TaskMixture, int], theory.Optimum | theory.Bound]
-
+from fastlin.training.regimes import CLOSED_FORMS, ClosedForm
 
 # From the highest loss to the lowest: no curve is above the one before it.
-CURVES = {
-    "plain": Curve("plain", theory.plain),
-    "fine_tuned": Curve("fine-tuned", theory.fine_tuned),
-    "joint": Curve("joint", theory.joint),
-    "shared_shift": Curve("shared shift", theory.shared_shift),
-    "decoupled": Curve("decoupled", theory.decoupled),
-    "scaled_heads": Curve("scaled heads", theory.scaled_heads),
-    "heads_lower_bound": Curve("lower bound", theory.heads_lower_bound),
-}
-# Those that pictures of trained models may have besides.
-DRAWN = {**CURVES, "one_prompt": Curve("one prompt", theory.one_prompt)}
-# A line through this many points is smooth on paper.
+_ORDER = ("plain", "fine_tuned", "joint", "shared_shift", "decoupled", "scaled_heads", "heads_lower_bound")
+CURVES = {name: CLOSED_FORMS[name] for name in _ORDER}
+# Enough points for a smooth line.
 _LINE_POINTS = 150
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is to be said of values of a curve: that they are not attained, not sure, or not there.
-
-    Attributes
-    ----------
-    curve, text : str
-    n : list of int
-        The context lengths that it is true of.
-    """
+    """A footnote to a curve at context lengths n: values that are not attained, inaccurate or missing."""
 
     curve: str
     text: str
@@ -62,15 +38,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses of every curve at some context lengths.
+    """Population losses of every curve, at context lengths n.
 
-    Attributes
-    ----------
-    n : list of int
-    losses : dict
-        Curve to its population losses, one for each of `n`: the infimum where no finite parameters attain it,
-        None where float64 does not hold what the closed form needs.
-    notes : list of Note
+    A loss is the infimum where no finite parameters attain it, and None where the closed form fails in float64.
     """
 
     n: list[int]
@@ -81,19 +51,19 @@ class Losses:
 def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
     """Every curve at every context length."""
     losses: dict[str, list[float | None]] = {key: [] for key in CURVES}
-    said: dict[tuple[str, str], list[int]] = {}
+    notes: dict[tuple[str, str], list[int]] = {}
     with one_thread():
         for key, curve in CURVES.items():
             for n in lengths:
                 value, remarks = loss(curve, mixture, n)
                 losses[key].append(value)
                 for text in remarks:
-                    said.setdefault((key, text), []).append(n)
-    return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in said.items()])
+                    notes.setdefault((key, text), []).append(n)
+    return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in notes.items()])
 
 
-def loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
-    """The loss, and what is to be said of it."""
+def loss(curve: ClosedForm, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
+    """The loss of a closed form, and remarks on it."""
     remarks = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -102,7 +72,7 @@ def loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list
         except theory.NotAttained as error:
             value = error.infimum
             remarks.append(f"not attained, the infimum is shown: {error.reason}")
-        except RuntimeError as error:  # torch's LinAlgError, for numbers of absurd size
+        except RuntimeError as error:  # torch's LinAlgError, for extremely large numbers
             return None, [f"cannot be computed: {error}"]
     if not math.isfinite(value):
         return None, [f"cannot be computed: the closed form gives {value}"]
@@ -112,40 +82,27 @@ def loss(curve: Curve, mixture: TaskMixture, n: int) -> tuple[float | None, list
 def compute(config: Config, *, line: bool) -> dict[str, Any]:
     """The record of a config, ready for JSON.
 
-    Parameters
-    ----------
-    config : Config
-    line : bool
-        Whether to add the losses between the context lengths, from which pictures have their smooth lines.
-
-    Returns
-    -------
-    dict
-        name, description, normaliser E[y²], labels of the curves; n, and losses, normalised (losses / E[y²]) and
-        notes at these; line, with its own n, losses and notes, or None; config, the fields that it is made from;
-        versions.
+    It has losses and notes at the context lengths n, losses / E[y²] as `normalised`, E[y²] as `normaliser`, and with
+    `line` also losses between the context lengths, for smooth lines in pictures.
     """
     unit = theory.normaliser(config.mixture)
-    at = evaluate(config.mixture, config.context_lengths)
+    at_lengths = evaluate(config.mixture, config.context_lengths)
+    normalised = {key: [None if x is None else x / unit for x in losses] for key, losses in at_lengths.losses.items()}
     return {
         "name": config.name,
         "description": config.description,
         "normaliser": unit,
         "labels": {key: curve.label for key, curve in CURVES.items()},
-        **asdict(at),
-        "normalised": {key: [_ratio(loss, unit) for loss in losses] for key, losses in at.losses.items()},
+        **asdict(at_lengths),
+        "normalised": normalised,
         "line": asdict(evaluate(config.mixture, line_lengths(config.context_lengths))) if line else None,
         "config": config.values,
         "versions": info()["versions"],
     }
 
 
-def _ratio(loss: float | None, unit: float) -> float | None:
-    return None if loss is None else loss / unit
-
-
 def line_lengths(lengths: Sequence[int]) -> list[int]:
-    """All integers between the first and the last context length; or, when they are too many, some of each size."""
+    """Every integer from the first to the last context length; if these are too many, integers in equal ratios."""
     first, last = lengths[0], lengths[-1]
     if last - first < _LINE_POINTS:
         return list(range(first, last + 1))
@@ -161,19 +118,16 @@ def as_json(record: dict[str, Any]) -> str:
 
 
 def as_csv(record: dict[str, Any]) -> str:
-    """A row for each context length: losses, losses / E[y²], and which of the curves have a note."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["n", *CURVES, *(f"{key}_normalised" for key in CURVES), "noted"])
+    """A row for each context length: losses, losses / E[y²], and the curves that have a note."""
+    rows = []
     for i, n in enumerate(record["n"]):
-        noted = [note["curve"] for note in record["notes"] if n in note["n"]]
         values = [record[kind][key][i] for kind in ("losses", "normalised") for key in CURVES]
-        writer.writerow([n, *values, " ".join(noted)])
-    return text.getvalue()
+        rows.append([n, *values, " ".join(note["curve"] for note in record["notes"] if n in note["n"])])
+    return csv_text(["n", *CURVES, *(f"{key}_normalised" for key in CURVES), "noted"], rows)
 
 
 def as_table(record: dict[str, Any]) -> str:
-    """Two tables for people, of the losses and of the losses / E[y²], and what is to be said of them."""
+    """Two text tables, of the losses and of the losses / E[y²], with notes."""
     lines = [record["name"] + (f": {record['description']}" if record["description"] else "")]
     lines += _block(record, "losses", "population risk")
     lines += _block(record, "normalised", f"population risk / E[y²], where E[y²] = {record['normaliser']:.10g}")
@@ -187,31 +141,25 @@ def as_table(record: dict[str, Any]) -> str:
 
 
 def _block(record: dict[str, Any], kind: str, title: str) -> list[str]:
-    """Lines of one table; seven columns of eleven fit a terminal of 80."""
+    """Lines of one table: seven columns of 11 characters fit a terminal of 80."""
     values = [value for key in CURVES for value in record[kind][key] if value is not None]
     largest = max(values, default=0.0)
-    # A common number of decimals aligns the points, unless it would cost the smallest value its digits.
+    # A fixed number of decimals aligns the points, unless the smallest value would lose digits.
     aligned = 1e-3 < largest < 1e6 and 1e-3 * largest < min(values)
     form = f".{5 - math.floor(math.log10(largest))}f" if aligned else "#.5g"
-    width = max(len(str(record["n"][-1])), 2)
+    widths = [max(len(str(record["n"][-1])), 2) + 1] + [11] * len(CURVES)
     words = [label.split(" ") for label in record["labels"].values()]
-    heads = [" " * (width + 1) + "".join(f"{word[0] if len(word) > 1 else '':>10} " for word in words)]
-    heads += [f"{'n':>{width}} " + "".join(f"{word[-1]:>10} " for word in words)]
-    rows = []
+    lines = [
+        align(["", *(f"{word[0] if len(word) > 1 else ''} " for word in words)], widths),
+        align(["n ", *(f"{word[-1]} " for word in words)], widths),
+    ]
     for i, n in enumerate(record["n"]):
         noted = {note["curve"] for note in record["notes"] if n in note["n"]}
-        numbers = [(key, record[kind][key][i]) for key in CURVES]
-        texts = [(key, "-" if number is None else format(number, form)) for key, number in numbers]
-        cells = [f"{text:>10}{'*' if key in noted else ' '}" for key, text in texts]
-        rows.append(f"{n:>{width}} " + "".join(cells))
-    return ["", title, *heads, *rows]
+        cells = [f"{number(record[kind][key][i], form)}{'*' if key in noted else ' '}" for key in CURVES]
+        lines.append(align([f"{n} ", *cells], widths))
+    return ["", title, *lines]
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
     """Write `theory.json` and `theory.csv` into the folder `out`; returns their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = [out / "theory.json", out / "theory.csv"]
-    for path, text in zip(paths, (as_json(record), as_csv(record)), strict=True):
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return paths
+    return write_texts(out, {"theory.json": as_json(record), "theory.csv": as_csv(record)})

@@ -1,4 +1,4 @@
-"""Files of panels and of what became of their cells, read and checked against their schemas."""
+"""Files of panels and of the outcomes of their cells, checked against their schemas."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from msgspec import Struct
 from fastlin._files import FileError, check_kind, checked, read_json
 
 KIND, VERSION = "fastlin panel", 1
+ENDED = ("done", "failed")
+"""States of a cell that has ended."""
 
 
-class Cell(Struct, frozen=True):
+class CellEntry(Struct, frozen=True):
     """A cell in the file of a panel."""
 
     key: str
@@ -27,7 +29,7 @@ class Cell(Struct, frozen=True):
 
 
 class PanelFile(Struct, frozen=True):
-    """PANEL.json; other fields depend on the kind of figure, and its drawing reads them."""
+    """PANEL.json; its other fields depend on the kind of figure."""
 
     kind: str
     version: int
@@ -36,12 +38,12 @@ class PanelFile(Struct, frozen=True):
     shallower: str | None
     asked: dict[str, Any]
     caption: list[str]
-    cells: list[Cell]
+    cells: list[CellEntry]
     remarks: list[str] = []
 
 
-class Drawn(Struct, frozen=True):
-    """What a panel needs besides to be drawn: its points are the cells."""
+class PanelLines(Struct, frozen=True):
+    """Further fields of PANEL.json that the picture of a panel needs."""
 
     axis: str
     axis_label: str
@@ -49,7 +51,7 @@ class Drawn(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """KEY.json: what became of a cell, its row of the table or the error that ended it."""
+    """KEY.json: the row of a cell in the table, or the error that ended it."""
 
     row: dict[str, Any] | None
     seconds: float | None
@@ -62,8 +64,8 @@ def read(path: Path) -> dict[str, Any]:
     record = read_json(path, dict)
     try:
         check_kind(path, checked(record, PanelFile), KIND, VERSION)
-        if "axes" not in record:  # a figure that is not drawn as its record says
-            checked(record, Drawn)
+        if "axes" not in record:  # a panel; other figures list their axes in the record
+            checked(record, PanelLines)
     except FileError:
         raise
     except ValueError as error:
@@ -72,12 +74,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def outcome_path(cell: Path) -> Path:
-    """The file of what became of a cell, by the folder of its run."""
+    """The outcome file of a cell, whose run is in the folder `cell`."""
     return cell.with_name(f"{cell.name}.json")
 
 
 def outcome_of(cell: Path) -> Outcome | None:
-    """What became of a cell, by the folder of its run; None when it has not ended."""
+    """The outcome of a cell, whose run is in the folder `cell`; None before it has ended."""
     try:
         return read_json(outcome_path(cell), Outcome)
     except FileNotFoundError:
@@ -85,17 +87,17 @@ def outcome_of(cell: Path) -> Outcome | None:
 
 
 def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
-    """Records of the panels in a folder, in the order of their names; `empty` is whether there may be none."""
+    """Records of the panels in a folder, sorted by file name; `empty` allows a folder without panels."""
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder, wants one of `fastlin reproduce`")
     records = []
     for path in sorted(folder.glob("*.json")):
         if path.name.startswith("."):
-            continue  # half of a file whose writer was killed
+            continue  # the temporary file of a process that was killed
         try:
             records.append(read(path))
         except FileError:
-            # Other records, such as claims.json, lie beside them; a panel that is damaged does not.
+            # Skip other records, such as claims.json; report a damaged panel.
             if KIND in path.read_text(encoding="utf-8", errors="replace"):
                 raise
     if not records and not empty:

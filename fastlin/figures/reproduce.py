@@ -1,13 +1,13 @@
-"""`fastlin reproduce`: figures, cell by cell, in a folder that a later call resumes.
+"""`fastlin reproduce`: figures, cell by cell, in a folder from which a later call resumes.
 
-    DIR/2a.json                      what the panel is, its cells, its closed forms; at the end their rows
+    DIR/2a.json                      the panel: its cells, closed forms and, at the end, the rows of its table
     DIR/2a.csv                       the table
     DIR/2a.png, .pdf, .svg, .md      the picture, and its caption with the table
     DIR/cells/2a/KEY/                the run of a cell (`fastlin.training.record`)
-    DIR/cells/2a/KEY.json            what became of a cell: its row of the table, or the error that ended it
+    DIR/cells/2a/KEY.json            the outcome of a cell: its row of the table, or an error
 
-A cell that is done is not trained again, and one that was stopped resumes from its checkpoint, so that the tables are
-the same however many processes worked on them (`sweep`) and however often the work was stopped.
+A call skips cells that are done and resumes those that were stopped from their checkpoints. The tables are the same for
+any number of processes (`sweep`) and any number of interruptions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import filelock
+from msgspec import to_builtins
 
-from fastlin._files import FileError, replacing, write_json
+from fastlin._checks import choice, integer
+from fastlin._files import FileError, write_json, write_text
 from fastlin._info import info
-from fastlin.data.philox import integer
-from fastlin.figures.panel_files import KIND, VERSION, outcome_of, outcome_path, panels_of, read
+from fastlin.figures.figure import Figure
+from fastlin.figures.panel_files import ENDED, KIND, VERSION, outcome_of, outcome_path, panels_of, read
 from fastlin.figures.sweep import CellRequest, refuse_unguarded, run
-from fastlin.training.checks import choice
 from fastlin.training.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -34,55 +35,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Effort:
-    """Trials, optimiser steps and batch of a cell."""
+    """Trials, optimiser steps and batch size of a cell."""
 
     trials: int
     steps: int
     batch: int
 
 
-class Figure(Protocol):
-    """What is reproduced: a panel, or a figure of another form."""
-
-    @property
-    def name(self) -> str:
-        """Of its files."""
-
-    @property
-    def title(self) -> str:
-        """Above the picture."""
-
-    @property
-    def shallower(self) -> str | None:
-        """A panel that risks are compared with, if any."""
-
-    @property
-    def values(self) -> tuple[tuple[str, Any], ...]:
-        """Values of the protocol in place of the preset's."""
-
-    def cells(self, lengths: Sequence[int] | None = None) -> Sequence[Any]:
-        """What is to be trained, each a `sweep.Trained`, with the key of the cell that it continues, or None."""
-
-    def kind(self, cells: Sequence[Any]) -> str:
-        """Which effort of a scale is meant."""
-
-    def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
-        """What its record says before anything is trained."""
-
-    def closing(
-        self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None
-    ) -> tuple[list[str], str, str]:
-        """Caption, CSV and table of a record whose cells have ended."""
-
-
-# By what a panel's cells are. quick: 42 cells of one layer in 80 s, 21 of three layers in 4 minutes, on two cores.
+# By the kind of a figure. quick: 42 cells of one layer take 80 s on two cores, 21 of three layers 4 minutes.
 SCALES = {
     "quick": {
         "layer": Effort(4, 1500, 4096),
         "stack": Effort(4, 2000, 2048),
         "softmax": Effort(2, 1500, 1024),
         "claims": Effort(2, 1500, 4096),
-        # Steps of a phase.
+        # Steps are per phase.
         "forgetting": Effort(5, 1000, 2000),
     },
     "paper": {
@@ -94,20 +61,20 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Request:
-    """How panels are to be made.
+    """Options of `reproduce`.
 
     Attributes
     ----------
     scale, preset : str
     seed : int
     jobs : int or None
-        Processes; None is one for each thread of torch's, 1 trains in this process.
+        Number of processes; None is torch's number of threads, 1 trains in this process.
     effort : Effort or None
-        In place of the scale's.
+        Replaces the scale's.
     lengths : tuple of int or None
-        In place of the setting's context lengths.
+        Replaces the setting's context lengths.
     shard : tuple of int or None
-        (i, N): only every N-th of the cells, from the i-th on, counted from 0; None is all.
+        (i, N) trains every N-th cell, starting at cell i, counted from 0; None trains all.
     """
 
     scale: str = "quick"
@@ -128,35 +95,28 @@ class Request:
             raise ValueError(f"shard: got {self.shard[0]}/{self.shard[1]}, wants I/N with 0 <= I < N")
 
     def asked(self, panel: Figure, cells: Sequence[Any]) -> dict[str, Any]:
-        """What decides the numbers of a panel with these cells."""
-        effort = self.effort or SCALES[self.scale][panel.kind(cells)]
-        asked = {"scale": self.scale, "preset": self.preset, "seed": self.seed, **asdict(effort)}
+        """Options that decide the numbers of a panel; a folder holds panels made with one set of them."""
+        asked = {"scale": self.scale, "preset": self.preset, **self.claims(panel.kind(cells))}
         return {**asked, "values": dict(panel.values)}
 
-    def claims(self, kind: str = "claims") -> dict[str, int]:
-        """Options of `claims.compute`."""
+    def claims(self, kind: str) -> dict[str, int]:
+        """Options of `claims.compute`: seed, trials, steps and batch of a kind of `SCALES`."""
         return {"seed": self.seed, **asdict(self.effort or SCALES[self.scale][kind])}
 
 
-class Folder:
-    """The folder of some panels.
-
-    Parameters
-    ----------
-    path : Path
-        Made when it is not there.
-    """
+class PanelFolder:
+    """A folder of panels; creates it where it does not exist."""
 
     def __init__(self, path: Path) -> None:
-        self.path = _made(path).absolute()
+        self.path = _create(path).absolute()
         self.records: dict[str, dict[str, Any]] = {}
         self._figures: dict[str, Figure] = {}
 
     def open(self, panel: Figure, request: Request) -> list[CellRequest]:
-        """Begin a panel or resume it; returns what is left to do."""
+        """Begin or resume a panel; returns its cells that are not done."""
         cells = panel.cells(request.lengths)
         asked = request.asked(panel, cells)
-        path, place = self.path / f"{panel.name}.json", self.path / "cells" / panel.name
+        path, folder = self.path / f"{panel.name}.json", self.path / "cells" / panel.name
         record = read(path) if path.exists() else _new_record(panel, cells, asked)
         for name, value in asked.items():
             if record["asked"].get(name) != value:
@@ -166,77 +126,58 @@ class Folder:
                 )
         if [cell["key"] for cell in record["cells"]] != [cell.key for cell in cells]:
             raise FileError(f"{path}: has other cells than this call; wants the same, or another folder")
-        self.take(panel, record)
+        self.add(panel, record)
         if not path.exists():
             write_json(path, record)
         options = {name: asked[name] for name in ("preset", "seed", "trials", "batch")}
         requests = []
         for cell, entry in zip(cells, record["cells"], strict=True):
             if entry["row"] is None:
-                # A cell that failed is tried again.
-                outcome_path(place / cell.key).unlink(missing_ok=True)
+                # Retry a cell that failed.
+                outcome_path(folder / cell.key).unlink(missing_ok=True)
                 entry.update(state="waiting", error=None, warnings=[])
-                steps = asked["steps"] * cell.stretches
-                requests.append(
-                    CellRequest(
-                        cell,
-                        place / cell.key,
-                        {**options, "steps": steps, **asked["values"], "records": 20},
-                        None if cell.after is None else place / cell.after,
-                    )
-                )
+                training = {**options, "steps": asked["steps"] * cell.stretches, **asked["values"], "records": 20}
+                after = None if cell.after is None else folder / cell.after
+                requests.append(CellRequest(cell, folder / cell.key, training, after))
         return requests
 
-    def take(self, panel: Figure, record: dict[str, Any]) -> None:
-        """Take up a panel with its record, and read what has become of its cells."""
+    def add(self, panel: Figure, record: dict[str, Any]) -> None:
+        """Add a panel with its record, and read the outcomes of its cells."""
         self.records[panel.name], self._figures[panel.name] = record, panel
         for entry in record["cells"]:
             self.refresh(panel.name, entry["key"])
 
     def refresh(self, panel: str, key: str) -> dict[str, Any]:
-        """The entry of a cell, with what has become of it by now."""
+        """The entry of a cell in its panel's record, updated from its outcome on disk."""
         entry: dict[str, Any] = next(cell for cell in self.records[panel]["cells"] if cell["key"] == key)
-        found = outcome_of(self.path / "cells" / panel / key) if entry["row"] is None else None
-        if found is not None:
-            state = "failed" if found.row is None else "done"
-            entry.update(state=state, row=found.row, seconds=found.seconds, error=found.error, warnings=found.warnings)
+        outcome = outcome_of(self.path / "cells" / panel / key) if entry["row"] is None else None
+        if outcome is not None:
+            entry.update(state="failed" if outcome.row is None else "done", **to_builtins(outcome))
         return entry
 
     def complete(self, name: str) -> bool:
         """Whether all cells of a panel have ended."""
-        return all(entry["state"] in ("done", "failed") for entry in self.records[name]["cells"])
+        return all(entry["state"] in ENDED for entry in self.records[name]["cells"])
 
     def finish(self, name: str) -> None:
         """Write the table and the caption of a panel."""
-        record = self.records[name]
-        other = record["shallower"]
-        shallower = None
-        if other is not None:
-            path = self.path / f"{other}.json"
-            shallower = self.records.get(other) or (read(path) if path.exists() else None)
-        record["caption"], rows, table = self._figures[name].closing(record, self.path, shallower)
+        record, shallower = self.records[name], None
+        if record["shallower"] is not None:
+            path = self.path / f"{record['shallower']}.json"
+            shallower = self.records.get(record["shallower"]) or (read(path) if path.exists() else None)
+        closing = self._figures[name].closing(record, self.path, shallower)
+        record["caption"] = closing.caption
         write_json(self.path / f"{name}.json", record)
-        _write(self.path / f"{name}.csv", rows)
-        lines = "\n".join(f"- {sentence}" for sentence in record["caption"])
+        write_text(self.path / f"{name}.csv", closing.csv)
+        lines = "\n".join(f"- {sentence}" for sentence in closing.caption)
         text = f"# {record['title']}\n\n![{record['title']}]({name}.png)\n\n{lines}\n\n"
-        _write(self.path / f"{name}.md", f"{text}```\n{table}```\n")
+        write_text(self.path / f"{name}.md", f"{text}```\n{closing.table}```\n")
 
 
 def _new_record(panel: Figure, cells: Sequence[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    entries: list[dict[str, Any]] = [
-        {
-            "key": cell.key,
-            "place": cell.place,
-            "layers": cell.layers,
-            "stretches": cell.stretches,
-            "state": "waiting",
-            "seconds": None,
-            "error": None,
-            "warnings": [],
-            "row": None,
-        }
-        for cell in cells
-    ]
+    waiting: dict[str, Any] = {"state": "waiting", "seconds": None, "error": None, "warnings": [], "row": None}
+    about = ("key", "place", "layers", "stretches")
+    entries = [{**{name: getattr(cell, name) for name in about}, **waiting} for cell in cells]
     return {
         "kind": KIND,
         "version": VERSION,
@@ -261,23 +202,23 @@ def reproduce(
     ended: Callable[[dict[str, Any], dict[str, Any]], object] = lambda record, cell: None,
     tick: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Train what is not yet there, and write tables and captions.
+    """Train the cells that are not done, and write tables and captions.
 
     A script that calls it with more than one process needs `if __name__ == "__main__":` around the call.
 
     Parameters
     ----------
-    panels : sequence of Panel
+    panels : sequence of Figure
     out : str or Path
-        Of the folder, which all workers must see under this path.
+        The folder; all workers must see it under this path.
     request : Request, optional
-        By default at quick scale, with a process for each thread of torch's.
+        By default quick scale, one process for each of torch's threads.
     client : distributed.Client, optional
-        Of a dask cluster that is there, in place of local processes.
+        The client of a running dask cluster, in place of local processes.
     drawn : callable
-        Called with the name of a panel whose record and table are written, to draw it.
+        Called with the name of a panel after its record and tables are written; draws it.
     ended : callable
-        Called with the panel's record and the entry of a cell that has ended.
+        Called with the panel's record and the cell's entry whenever a cell has ended.
     tick : callable
         Called about twice a second while a cluster trains.
 
@@ -288,7 +229,7 @@ def reproduce(
     """
     refuse_unguarded()
     request = request or Request()
-    folder = Folder(Path(out))
+    folder = PanelFolder(Path(out))
     requests = _share(panels, [one for panel in panels for one in folder.open(panel, request)], request)
     finished = set()
 
@@ -309,27 +250,20 @@ def reproduce(
     if requests:
         run(requests, folder.path, jobs=request.jobs, client=client, done=done, tick=tick)
     for panel in panels:
-        # Other shards may have ended meanwhile, and so may the panel with a layer less that a caption speaks of.
-        folder.take(panel, folder.records[panel.name])
+        # Other shards may have ended in the meantime, and so may the panel with one layer less that a caption compares.
+        folder.add(panel, folder.records[panel.name])
         if folder.complete(panel.name) and (panel.name not in finished or (panel.shallower and requests)):
             finish(panel.name)
     return list(folder.records.values())
 
 
 def close_panels(out: Path, figures: Mapping[str, Figure]) -> list[str]:
-    """Names of the panels of a folder that can be drawn; tables of those whose last cells have just ended are written.
-
-    Parameters
-    ----------
-    out : Path
-    figures : mapping
-        The figures that are known, by name.
-    """
-    folder, names = Folder(out), []
+    """Write missing tables of panels whose cells have all ended; returns the names of the panels that can be drawn."""
+    folder, names = PanelFolder(out), []
     for record in panels_of(out, empty=True):
         name = record["name"]
         if not record["caption"] and name in figures:
-            folder.take(figures[name], record)
+            folder.add(figures[name], record)
             if folder.complete(name):
                 folder.finish(name)
         if record["caption"]:
@@ -338,22 +272,18 @@ def close_panels(out: Path, figures: Mapping[str, Figure]) -> list[str]:
 
 
 def _share(panels: Sequence[Figure], requests: list[CellRequest], request: Request) -> list[CellRequest]:
-    """The requests of one shard: every N-th cell, whatever has been done already.
-
-    A cell that continues another is in its shard.
-    """
+    """The requests of one shard: every N-th cell, counting those that are done; a cell follows the one it continues."""
     if request.shard is None:
         return requests
     numbers: dict[tuple[str, str], int] = {}
     for panel in panels:
         for cell in panel.cells(request.lengths):
             numbers[panel.name, cell.key] = len(numbers) if cell.after is None else numbers[panel.name, cell.after]
-    place, count = request.shard
-    return [one for one in requests if numbers[one.cell.panel, one.cell.key] % count == place]
+    index, count = request.shard
+    return [one for one in requests if numbers[one.cell.panel, one.cell.key] % count == index]
 
 
-def _made(out: Path) -> Path:
-    """A folder, made when it is not there."""
+def _create(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -363,20 +293,12 @@ def _made(out: Path) -> Path:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """The folder for one process that checks claims, made when it is not there."""
-    lock = filelock.FileLock(_made(out) / ".lock", timeout=0)
+    """Create a folder and lock it for one process that checks claims."""
+    lock = filelock.FileLock(_create(out) / ".lock", timeout=0)
     try:
-        lock.acquire()
+        acquired = lock.acquire()
     except filelock.Timeout:
-        raise FileError(
-            f"{out}: another process is checking claims in this folder; wants another folder, or wait"
-        ) from None
-    try:
+        message = f"{out}: another process is checking claims in this folder; wants another folder, or wait"
+        raise FileError(message) from None
+    with acquired:
         yield
-    finally:
-        lock.release()
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Models: raw parameters of R trials, and how they become the p, W, v or A, C, h of the ops."""
+"""Models: raw parameters of R trials, and their maps to the p, W, v or A, C, h of the ops."""
 
 from fastlin.models.base import Model, Shape, Start
 from fastlin.models.layer import Full, Reduced, Separate

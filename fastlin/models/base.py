@@ -1,20 +1,22 @@
-"""What all models share: R trials with their own initialisations, prompts, heads, and a loss through the public ops."""
+"""The base class of all models: R trials with their own initialisations, prompts and heads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
-from fastlin.ops.sampled import Source, Stream
+from fastlin.ops.sampled import Sequences, TaskSource
 
 Forms = dict[str, Tensor | None]
+OPTIONS = ("see_query", "shot_scale", "residual", "trainable_entry", "fixed_head")
+"""Options of a model, which its file and `RunConfig` have under the same names."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Shape:
     features : int
         d: the coordinates before the label, without the constant one.
     layers, attention_heads, tokens : int
-        L, H, and t prompt tokens a task.
+        L, H, and t prompt tokens per task.
     task_heads, task_prompts : bool
-        Whether each task has its own head, and its own prompt, or all share one.
+        Whether each task has its own head, and its own prompt, or all tasks share one.
 
     Examples
     --------
@@ -56,16 +58,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Start:
-    """Where raw parameters start: a distribution of mean zero, and what is added to it.
+    """Initialisation of the raw parameters: a distribution of mean zero, plus a readout of the labels.
 
     Attributes
     ----------
     distribution, prompt_distribution : str
-        "normal" with these standard deviations, or "uniform" between minus and plus these bounds; the second is of p.
+        "normal" or "uniform"; the second is that of p.
     attention, values, heads, prompts : float
-        Sizes of W, Wq, Wk or A; of Wv or C; of v or h; of p.
+        Standard deviations or bounds of W, Wq, Wk or A; of Wv or C; of v or h; of p.
     readout : float
-        What heads have more on the label's coordinate, and value matrices on their diagonal: with 1, a model starts by
+        Added to the label coordinate of the heads and to the diagonal of the value matrices: with 1, a model starts by
         reading labels.
 
     Examples
@@ -90,17 +92,9 @@ class Model(nn.Module, ABC):
     ----------
     shape : Shape
     units : Units
-        Between the raw parameters and those of the ops.
-    see_query : bool
-        Whether the query is among the keys and values.
-    shot_scale : bool
-        Whether scores are divided by the number of columns n + 1, whatever n a loss is taken at.
-    residual : float
-        Factor of the identity in the layers of a stack.
-    trainable_entry : bool
-        Of the reduced model: whether its prompt is a product of a vector and a trainable last entry.
-    fixed_head : bool
-        Of models that have value matrices: whether a head that tasks share is e_m, and these train alone.
+        Factors from the raw parameters to those of the ops.
+    see_query, shot_scale, residual, trainable_entry, fixed_head
+        As in `fastlin.training.config.RunConfig`.
     dtype, device
         Of the raw parameters.
 
@@ -114,16 +108,15 @@ class Model(nn.Module, ABC):
 
     name: ClassVar[str]
     groups: ClassVar[dict[str, tuple[str, ...]]]
-    """What regimes train, by name, and the raw parameters that belong to it."""
+    """Names of the raw parameters in each group that a regime can train."""
     parts: ClassVar[dict[str, tuple[str, ...]]]
-    """The same of queries, keys and values: q, k, v. Where queries and keys are merged both are the product."""
+    """The same for queries, keys and values: q, k, v. Merged queries and keys are one matrix, in both q and k."""
     value_matrices: ClassVar[tuple[str, ...]] = ()
-    """The raw parameters that are value matrices."""
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
     linear: ClassVar[bool] = True
-    """Whether it is linear attention, which has closed forms, Gram matrices that are drawn, and compiled backends."""
+    """Whether attention is linear: closed forms, sampled Gram matrices and compiled backends apply."""
 
     p: Tensor
     prompt_unit: Tensor
@@ -164,14 +157,14 @@ class Model(nn.Module, ABC):
         return {"p": self._prompts() if prompts else None, **self._forms()}
 
     def assign(self, **forms: Tensor | None) -> None:
-        """Take parameters of the op, of all trials or of one that all get: the inverse of `forms`."""
-        given = {letter: form for letter, form in forms.items() if form is not None}
-        if set(given) - {"p"} != set(self.letters):
+        """Set the parameters from those of the op, of all trials or of one for all: the inverse of `forms`."""
+        present = {letter: form for letter, form in forms.items() if form is not None}
+        if set(present) - {"p"} != set(self.letters):
             wants = ", ".join(self.letters)
-            raise TypeError(f"{self.name}: got {', '.join(given)}; wants {wants} and, with prompts, p")
+            raise TypeError(f"{self.name}: got {', '.join(present)}; wants {wants} and, with prompts, p")
         with torch.no_grad():
             wanted = {letter: form.shape for letter, form in self.forms().items() if form is not None}
-        for letter, form in given.items():
+        for letter, form in present.items():
             allowed = [tuple(wanted[letter]), tuple(wanted[letter][1:])]
             if letter in ("v", "h") and not self.shape.task_heads:
                 allowed.append(allowed[1][:-2] + allowed[1][-1:])
@@ -180,30 +173,26 @@ class Model(nn.Module, ABC):
             if tuple(form.shape) not in allowed:
                 wants = " or ".join(map(str, dict.fromkeys(allowed)))
                 raise ValueError(f"{letter}: got shape {tuple(form.shape)}, wants {wants}")
-        raw = self._raw(given)
-        if "p" in given:
-            raw["p"] = self._raw_prompts(given["p"])
+        raw = self._raw(present)
+        if "p" in present:
+            raw["p"] = self._raw_prompts(present["p"])
         with torch.no_grad():
             for name, values in raw.items():
                 getattr(self, name).copy_(values)
 
     def loss(
         self,
-        source: Source,
+        source: TaskSource,
         n: int,
         batch: int,
         *,
-        seed: int,
-        step: int,
-        stream: Stream = 0,
-        offset: int = 0,
         prompts: bool = True,
         weight: Tensor | None = None,
         backend: str = "auto",
         rows: Tensor | None = None,
+        **place: Unpack[Sequences],
     ) -> tuple[Tensor, Tensor]:
-        """Loss (R,) and per-task losses (R, K) on sequences that the source draws; `rows` takes some trials."""
-        place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+        """Loss (R,) and per-task losses (R, K) on sequences of the source; `rows` selects trials."""
         forms = self.forms(prompts)
         if rows is not None:
             forms = {name: None if form is None else form[rows] for name, form in forms.items()}
@@ -211,7 +200,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def _sizes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the raw parameters, in the order of their initialisation."""
+        """Shapes of the raw parameters, in the order of initialisation."""
 
     @abstractmethod
     def _forms(self) -> dict[str, Tensor]:
@@ -222,12 +211,11 @@ class Model(nn.Module, ABC):
         """The inverse of `_forms`."""
 
     def _prompts(self) -> Tensor:
-        """(R, K, t, m) from prompts (R, 1, t, m) that are shared or (R, K, t, m) that are not."""
+        """Prompts (R, K, t, m), expanded where tasks share one."""
         tokens = self._tokens()
         return tokens if self.shape.task_prompts else tokens.expand(-1, self.shape.tasks, -1, -1)
 
     def _raw_prompts(self, p: Tensor) -> Tensor:
-        """The inverse of `_prompts`."""
         raw = self._raw_tokens(p)
         if self.shape.task_prompts:
             return raw
@@ -237,40 +225,36 @@ class Model(nn.Module, ABC):
         return one
 
     def _tokens(self) -> Tensor:
-        """Prompt tokens of the op from raw ones, of as many tasks."""
+        """Prompt tokens of the op from raw ones, (R, K or 1, t, m)."""
         return self.p * self.prompt_unit
 
     def _raw_tokens(self, p: Tensor) -> Tensor:
-        """The inverse of `_tokens`."""
         return p / self.prompt_unit.to(p)
 
     def op_options(self, n: int) -> dict[str, Any]:
-        """Options that the op is called with beside `forms` at n shots."""
+        """Options of the op at n shots, besides `forms`."""
         scale = {"scale": 1.0 / (n + 1)} if self.options["shot_scale"] else {}
         return {"see_query": self.options["see_query"], **scale}
 
     def group(self, name: str) -> list[nn.Parameter]:
-        """The raw parameters of a group; none where the model holds them fixed."""
+        """The raw parameters of a group, without those that the model keeps fixed."""
         fixed = self.groups["heads"] if self.options["fixed_head"] else ()
         members = {**self.groups, **self.parts}[name]
         return [getattr(self, member) for member in members if member in self._sizes() and member not in fixed]
 
     @torch.no_grad()
     def start(self, start: Start, *, seed: int, stream: int, alike: int = 1) -> None:
-        """Initialise; trial r depends on the seed and r alone, not on the number of trials.
-
-        With `alike` that many trials in a row are one and the same.
-        """
+        """Initialise: trial r depends on the seed and r alone; every `alike` consecutive trials are equal."""
         sizes = {member: getattr(start, name) for name, members in self.groups.items() for member in members}
         sizes |= dict.fromkeys(self.value_matrices, start.values)
         for step, (name, raw) in enumerate(self.named_parameters()):
-            place: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "dtype": torch.float64}
-            columns = raw[0].numel()
+            draw: dict[str, Any] = {"seed": seed, "step": step, "stream": stream, "dtype": torch.float64}
+            rows, columns = len(raw) // alike, raw[0].numel()
             kind = start.prompt_distribution if name in self.groups["prompts"] else start.distribution
             if kind == "normal":
-                draws = random.normal(len(raw) // alike, columns, **place)
+                draws = random.normal(rows, columns, **draw)
             else:
-                draws = 2.0 * random.uniform(len(raw) // alike, columns, **place) - 1.0
+                draws = 2.0 * random.uniform(rows, columns, **draw) - 1.0
             if alike > 1:
                 draws = draws.repeat_interleave(alike, 0)
             readout = start.readout
@@ -279,7 +263,7 @@ class Model(nn.Module, ABC):
             raw.copy_(sizes[name] * draws.view(raw.shape) + readout * self._readout(name))
 
     def _readout(self, name: str) -> Tensor | float:
-        """What one readout adds to a raw parameter: e_m for heads, I for value matrices."""
+        """The unit of the readout: e_m for heads, I for value matrices, 0 for others."""
         if name in self.value_matrices:
             return torch.eye(self.shape.width, dtype=torch.float64)
         if name not in self.groups["heads"]:
@@ -289,19 +273,18 @@ class Model(nn.Module, ABC):
         return label
 
     def describe(self) -> dict[str, Any]:
-        """What `storage.load` needs besides the tensors."""
+        """The description that `storage.load` needs besides the tensors."""
         dtype = str(self.attention_unit.dtype).removeprefix("torch.")
         return {"model": self.name, "shape": asdict(self.shape), **self.options, "unit": self.loss_unit, "dtype": dtype}
 
     def _heads(self, raw: Tensor) -> Tensor:
-        """(..., K, m) from heads (..., m) that are shared or (..., K, m) that are not."""
+        """Heads (..., K, m), expanded where tasks share one."""
         heads = raw * self.head_unit
         if self.shape.task_heads:
             return heads
         return heads.unsqueeze(-2).expand(*heads.shape[:-1], self.shape.tasks, self.shape.width)
 
     def _raw_heads(self, letter: str, heads: Tensor) -> Tensor:
-        """The inverse of `_heads`."""
         raw = heads / self.head_unit.to(heads)
         if self.shape.task_heads:
             return raw

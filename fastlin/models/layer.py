@@ -13,14 +13,18 @@ from fastlin.ops.sampled import sampled_loss
 
 
 class _Layer(Model):
-    """Models that are p, W, v to the ops."""
+    """Models with p, W, v in the ops."""
 
+    groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
+    parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
     letters = ("W", "v")
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(sampled_loss)
+    W: Tensor
+    v: Tensor
 
 
 class Full(_Layer):
-    """W (m, m) and v (m,) or (K, m) as they are: Wq Wk' and Wv h merged.
+    """W (m, m) and v (m,) or (K, m), the merged Wq Wk' and Wv h.
 
     Examples
     --------
@@ -32,10 +36,6 @@ class Full(_Layer):
     """
 
     name = "full"
-    groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
-    parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
-    W: Tensor
-    v: Tensor
 
     def _sizes(self) -> dict[str, tuple[int, ...]]:
         lead, m = self.shape.lead, self.shape.width
@@ -86,7 +86,7 @@ class Separate(_Layer):
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         W, v = forms["W"], forms["v"]
         if self.shape.attention_heads > 1:
-            raise ValueError("attention_heads: several heads have no one h and Wv of given v; wants one attention head")
+            raise ValueError("attention_heads: v of several heads does not determine h and Wv; wants one head")
         eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)
         return {"Wq": W / self.attention_unit.to(W), "Wk": eye, "Wv": eye, "h": self._raw_heads("v", v)}
 
@@ -94,8 +94,8 @@ class Separate(_Layer):
 class Reduced(_Layer):
     """The paper's eq. 7: W = [[W, 0], [0, 0]], head e_m, prompt token [p_k; 1]. With task heads, v_k and p_k are free.
 
-    Optimal prompts are of order n while a last entry of one is fixed: with `trainable_entry` p_k is the product of a
-    vector and a number, which an optimiser grows in proportion; the predictor is the same.
+    Optimal prompts are of order n, but their last entry is fixed to one. With `trainable_entry` p_k is the product of a
+    vector and a number, which an optimiser grows together; the predictor is the same.
 
     Examples
     --------
@@ -106,10 +106,6 @@ class Reduced(_Layer):
     """
 
     name = "reduced"
-    groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
-    parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
-    W: Tensor
-    v: Tensor
 
     def _sizes(self) -> dict[str, tuple[int, ...]]:
         shape = self.shape
@@ -161,5 +157,5 @@ class Reduced(_Layer):
         vector = p[..., :-1] * p[..., -1:]
         if not self.options["trainable_entry"]:
             return vector / (unit[:-1] * unit[-1])
-        # The number of the product is one in its unit.
+        # The number in the product is one.
         return torch.nn.functional.pad(vector / (unit[:-1] * unit[-1]), (0, 1), value=1.0)

@@ -1,4 +1,4 @@
-"""One layer of softmax attention, to compare linear attention with."""
+"""One layer of softmax attention, for comparison with linear attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastlin.ops.softmax import softmax_loss
 class Softmax(Full):
     """The parameters of `Full` in yhat = sum_i softmax_i(q' W z_i) (z_i . v_k); several attention heads add.
 
-    Attention averages tokens instead of adding them. Of two heads with W and -W that are small, and v and -v that are
-    large, what is left is linear attention on tokens from which their mean is taken.
+    Softmax attention averages tokens instead of adding them. Two heads with small W and -W and large v and -v amount to
+    linear attention on tokens minus their mean.
 
     Examples
     --------
@@ -29,9 +29,9 @@ class Softmax(Full):
     op = staticmethod(softmax_loss)
 
     def _readout(self, name: str) -> Tensor | float:
-        """As in all models, but with a sign that alternates between attention heads.
+        """With a sign that alternates between attention heads.
 
-        Heads that start alike remain averages of labels: 2c at n = 10 then ends at 14.6, and else at 10.8.
+        With equal signs the heads stay averages of labels: 2c at n = 10 ends at 14.6, with alternating signs at 10.8.
         """
         readout, heads = super()._readout(name), self.shape.attention_heads
         if name not in self.groups["heads"] or heads == 1:

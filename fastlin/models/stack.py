@@ -13,9 +13,9 @@ from fastlin.ops.sampled import sampled_stack_loss
 
 
 class Stack(Model):
-    """A_l = Wq Wk' and C_l = Wv of each layer, and heads h that read the query after the last.
+    """A_l = Wq Wk' and C_l = Wv of each layer, and heads h that read the query after the last layer.
 
-    One layer has no residual, and takes W, v in `assign` as A, h with C = I.
+    One layer has no residual; `assign` then also takes W, v, as A, h with C = I.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Stack(Model):
         return {"A": square, "C": square, "h": (shape.trials, *self._head_size()), "p": self._prompt_size()}
 
     def op_options(self, n: int) -> dict[str, Any]:
-        """Options that the op is called with beside `forms` at n shots."""
+        """Options of the op at n shots, besides `forms`."""
         return {**super().op_options(n), "residual": self.options["residual"]}
 
     def _forms(self) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ class Stack(Model):
         return {"A": A, "C": C, "h": self._heads(self.h)}
 
     def assign(self, **forms: Tensor | None) -> None:
-        """Take p, A, C, h, or p, W, v of one layer."""
+        """Set p, A, C, h, or p, W, v of one layer."""
         W = forms.get("W")
         if W is not None and self.shape.layers == self.shape.attention_heads == 1:
             eye = torch.eye(self.shape.width, dtype=W.dtype, device=W.device)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from fastlin import _tensors
 from fastlin._files import FileError, checked
-from fastlin.models.base import Model, Shape
+from fastlin.models.base import OPTIONS, Model, Shape
 from fastlin.models.layer import Full, Reduced, Separate
 from fastlin.models.softmax import Softmax
 from fastlin.models.stack import Stack
@@ -20,7 +20,7 @@ KINDS: dict[str, type[Model]] = {kind.name: kind for kind in (Reduced, Full, Sep
 
 
 class Description(Struct, frozen=True):
-    """What the file of a model says besides its tensors; `Model.describe` writes it."""
+    """The description in the file of a model; `Model.describe` writes it."""
 
     model: str
     shape: Shape
@@ -42,7 +42,7 @@ def save(model: Model, path: str | Path, **also: Any) -> None:
     path : str or Path
         Replaced as a whole or not at all.
     **also
-        What else its description is to say, in values that JSON has.
+        Further entries of its description, in values that JSON has.
 
     Examples
     --------
@@ -57,12 +57,7 @@ def save(model: Model, path: str | Path, **also: Any) -> None:
 
 
 def load(path: str | Path) -> Model:
-    """The model of a file that `save` wrote.
-
-    Raises
-    ------
-    FileError
-        A ValueError that says what is wrong with the file.
+    """The model in a file that `save` or `fastlin.train` wrote; a FileError names what is wrong with the file.
 
     Parameters
     ----------
@@ -71,14 +66,12 @@ def load(path: str | Path) -> Model:
     Returns
     -------
     Model
-        With its parameters, of leading R.
 
     Examples
     --------
     >>> import tempfile
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = fl.train(mix, "plain", 5, steps=5, batch=64, out=f"{folder}/run", progress=False)
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, steps=5, batch=64, out=out, progress=False)
     ...     print(fl.models.load(run.folder / "model.safetensors").W.shape)
     torch.Size([1, 3, 3])
     """
@@ -90,12 +83,8 @@ def load(path: str | Path) -> Model:
         model = KINDS[about.model](
             about.shape,
             Units(**{name: tensors[f"{name}_unit"] for name in UNITS}, loss=about.unit),
-            see_query=about.see_query,
-            shot_scale=about.shot_scale,
-            residual=about.residual,
-            trainable_entry=about.trainable_entry,
-            fixed_head=about.fixed_head,
             dtype=getattr(torch, about.dtype),
+            **{name: getattr(about, name) for name in OPTIONS},
         )
         model.load_state_dict(tensors)
     except (ValueError, KeyError, RuntimeError) as error:

@@ -1,13 +1,12 @@
-"""Units: the factors between the parameters that an optimiser sees and those that the ops take.
+"""Units: the factors between the raw parameters, which the optimiser updates, and those of the ops.
 
-A model that learns in the units of its data has parameters of order one whatever n and the size of the labels are. With
+In the units of the data, raw parameters are of order one for any n and any size of the labels. With
 D = diag(1 / rms of each token coordinate), s the rms of the labels and c = n + m,
 
     p = c^1/2 D^-1 p^        W, A = D W^ D / c        C = D C^ D^-1        v, h = s D v^
 
-so that every sequence looks as if its tokens were D z, its labels y / s, and its Gram matrix over c. Softmax attention
-averages tokens instead of adding them, and has c = 1. Literal units are D = I, s = 1 and a factor `scale` in the place
-of 1 / c, with prompts as they are.
+which amounts to tokens D z, labels y / s and a Gram matrix over c. Softmax attention averages tokens instead of adding
+them, and has c = 1. Literal units are D = I, s = 1, `scale` in place of 1 / c, and prompts without a factor.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.ops.sampled import Source
+from fastlin.ops.sampled import TaskSource
 
-# Enough for two digits of a mean square, and a hundredth of a second.
+# Two digits of a mean square, in a hundredth of a second.
 _SAMPLE = 1 << 16
 
 
@@ -31,7 +30,7 @@ class Units(NamedTuple):
     prompt, head : Tensor (m,)
     attention, values : Tensor (m, m)
     loss : float
-        The mean square of the labels: losses over it are of order one.
+        Mean square of the labels: a loss over it is of order one.
 
     Examples
     --------
@@ -48,11 +47,11 @@ class Units(NamedTuple):
 
 
 UNITS = ("prompt", "attention", "values", "head")
-"""Those of `Units` that are factors of parameters."""
+"""The fields of `Units` that are factors of parameters."""
 
 
 def literal(m: int, scale: float = 1.0) -> Units:
-    """Parameters as the ops take them, but for the factor `scale` of the attention scores.
+    """Units one, but for the factor `scale` of the attention scores.
 
     Parameters
     ----------
@@ -63,7 +62,6 @@ def literal(m: int, scale: float = 1.0) -> Units:
     Returns
     -------
     Units
-        prompt, head (m,); attention, values (m, m).
 
     Examples
     --------
@@ -74,26 +72,24 @@ def literal(m: int, scale: float = 1.0) -> Units:
     return Units(one, scale * square, square, one, 1.0)
 
 
-def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = True, shot_scale: bool = False) -> Units:
+def measured(
+    source: TaskSource, n: int, *, seed: int, stream: int, linear: bool = True, shot_scale: bool = False
+) -> Units:
     """The units of a task source at context length n, from a sample of its queries and labels.
-
-    With `linear` they are those of linear attention, else of softmax attention. With `shot_scale` the op divides by
-    n + 1, and the units do not.
 
     Parameters
     ----------
     source : task source
-    n : int
-        Context length.
-    seed, stream : int
-        Of the sample.
-    linear, shot_scale : bool
-        See above.
+    n, seed, stream : int
+        Context length; seed and stream of the sample.
+    linear : bool
+        Linear attention, or softmax attention.
+    shot_scale : bool
+        Whether the op divides by n + 1, so that the units do not.
 
     Returns
     -------
     Units
-        prompt, head (m,); attention, values (m, m).
 
     Examples
     --------
@@ -115,6 +111,6 @@ def measured(source: Source, n: int, *, seed: int, stream: int, linear: bool = T
 
 
 def _rms(x: Tensor) -> Tensor:
-    """Root mean square of each column; 1 for a column of zeros, which has no unit."""
+    """Root mean square of each column; 1 for a column of zeros."""
     rms = x.square().mean(0).sqrt()
     return torch.where(rms > 0, rms, 1.0)

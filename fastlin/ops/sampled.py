@@ -1,31 +1,43 @@
-"""The ops that draw their own data from a task source: nothing about a sequence is given, or kept.
+"""The ops that draw their own data from a task source.
 
-A sequence enters a model through its Gram matrix and its query alone, and a task source draws both without drawing
-tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A backend that can draws them in its kernel, uses
-each for all trials and forgets it; otherwise the source draws a batch. A source that gives only tokens gives these.
+A prediction depends on a sequence only through its Gram matrix and its query. A task source draws both without drawing
+tokens, at a cost that does not depend on n (`fastlin.data.bartlett`). A backend with `draws` draws them in its kernel,
+uses each for all trials and keeps none. Otherwise the source draws a batch: Gram matrices if it can, else tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, Required, TypedDict
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from fastlin import reference, validation
-from fastlin.backends.problem import Options
-from fastlin.ops import _register
-from fastlin.ops._call import trials_of
-from fastlin.ops.functional import Weight, in_order
+from fastlin import validation
+from fastlin.ops import call, registered
+from fastlin.ops.api import Weight
+from fastlin.ops.arguments import Arguments, trials_of
+from fastlin.validation import Settings
 
 Stream = int | str | Sequence[int]
 
 
-class Source(Protocol):
-    """What a task source tells of itself, and how it is asked."""
+class Sequences(TypedDict, total=False):
+    """Which sequences of a task source, as in `sampled_loss`."""
+
+    seed: Required[int]
+    step: Required[int]
+    stream: Stream
+    offset: int
+
+
+class TaskSource(Protocol):
+    """What the ops need of a task source.
+
+    One that can has also `sample_gram`, with G in place of z, and `draw`, for kernels that draw.
+    """
 
     @property
     def m(self) -> int:
@@ -37,11 +49,11 @@ class Source(Protocol):
 
     @property
     def sample(self) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """z, q, y, task. A source that can has `sample_gram` besides, with G in place of z, and `draw` for kernels."""
+        """z, q, y, task."""
 
 
 def sampled_loss(
-    mix: Source,
+    mix: TaskSource,
     n: int,
     batch: int,
     p: Tensor | None,
@@ -94,13 +106,13 @@ def sampled_loss(
     >>> loss.shape, per_task.shape, W.grad.shape
     (torch.Size([50]), torch.Size([50, 2]), torch.Size([50, 3, 3]))
     """
-    place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
-    model = {"scale": scale, "see_query": see_query}
-    return _loss("sampled_loss", mix, n, batch, {"p": p, "W": W, "v": v}, place, weight, backend, check_finite, model)
+    tensors = (None, None, None, p, None, None, W, v, None)
+    settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
+    return _loss("sampled_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
 
 
 def sampled_stack_loss(
-    mix: Source,
+    mix: TaskSource,
     n: int,
     batch: int,
     p: Tensor | None,
@@ -141,97 +153,98 @@ def sampled_stack_loss(
     >>> loss.shape
     torch.Size([])
     """
-    place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
-    model = {"scale": scale, "see_query": see_query, "first_skip": first_skip, "residual": residual}
-    parameters = {"p": p, "A": A, "C": C, "h": h}
-    return _loss("sampled_stack_loss", mix, n, batch, parameters, place, weight, backend, check_finite, model)
+    tensors = (None, None, None, p, A, C, None, None, h)
+    settings = Settings(scale, see_query, first_skip, residual, backend, check_finite)
+    return _loss("sampled_stack_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
 
 
 def _loss(
     op: str,
-    mix: Source,
+    mix: TaskSource,
     n: int,
     batch: int,
-    parameters: Mapping[str, Any],
-    place: Mapping[str, Any],
+    tensors: tuple[Tensor | None, ...],
     weight: Weight,
-    backend: str,
-    check_finite: bool,
-    model: Mapping[str, Any],
+    settings: Settings,
+    seed: int,
+    step: int,
+    stream: Stream,
+    offset: int,
 ) -> tuple[Tensor, Tensor]:
-    options, weight = examined(op, mix, parameters, weight, backend, check_finite, model)
-    like = next(t for name, t in parameters.items() if name in "WA")
-    if backend == "reference":
-        literal: Callable[..., tuple[Tensor, Tensor]] = getattr(reference, op)
-        return literal(mix, n, batch, *parameters.values(), **place, weight=weight, check_finite=check_finite, **model)
-    tensors = in_order({"z": None, "q": None, "task": None}, parameters)
-    streams = validation.streams(op, place["stream"], trials_of(tensors))
-    if streams is not None:
-        return of_each_trial(
-            parameters,
-            streams,
-            lambda own, one: _loss(
-                op, mix, n, batch, own, {**place, "stream": one}, weight, backend, check_finite, model
-            ),
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise not_a_source(op, mix)
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    (options, plans), weights = call.signature(op, tensors, None, weight, settings, known)
+    if options.backend == "reference":
+        place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+        literal: tuple[Tensor, Tensor] = registered.literal(
+            op, tensors, None, weights, settings, mix=mix, n=n, batch=batch, **place
         )
+        return literal
+    if type(stream) is not int:
+        streams = validation.streams(op, stream, trials_of(tensors))
+        if streams is not None:
+            return for_each_trial(
+                tensors,
+                streams,
+                lambda own, one: _loss(op, mix, n, batch, own, weights, settings, seed, step, one, offset),
+            )
+    given = Arguments(tensors, options, weight=weights, plans=plans)
     if hasattr(mix, "draw"):
-        drawn = _register.sampled_loss(tensors, lambda: mix.draw(batch, n, **place), weight, options)
+        drawn = registered.sampled_loss(given, mix, n, batch, seed, step, stream, offset)
         if drawn is not None:
             return drawn
-    x, q, y, task = _untraced_draw(mix, batch, n, **place, dtype=like.dtype, device=like.device)
-    name = "G" if hasattr(mix, "sample_gram") else "z"
-    if name == "z":
-        options = options._replace(op="prompt_loss" if op == "sampled_loss" else "stack_loss")
-    return _register.loss(in_order({name: x, "q": q, "task": task}, parameters), y, weight, options)
+    like = call.anchor(tensors)
+    x, q, y, task = _untraced_draw(mix, batch, n, seed, step, stream, offset, like.dtype, like.device)
+    # A source may be the user's: what it draws is checked as the data of an op are.
+    of_data = _OF_DATA[op][hasattr(mix, "sample_gram")]
+    try:
+        return registered.loss(of_data, (x, q, task, *tensors[3:]), y, weights, settings, known)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{op}: the data that mix draws do not fit: {error}") from None
 
 
-def examined(
-    op: str,
-    mix: Source,
-    parameters: Mapping[str, Any],
-    weight: Weight,
-    backend: str,
-    check_finite: bool,
-    model: Mapping[str, Any],
-) -> tuple[Options, Tensor | None]:
-    """Check the arguments of an op that draws from a task source; returns its options, and the weight as a tensor."""
-    if isinstance(mix, type) or not hasattr(mix, "sample"):
-        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
-    accepted, weight = validation.arguments(
-        op,
-        {},
-        parameters,
-        weight=weight,
-        backend=backend,
-        check_finite=check_finite,
-        known={"K": (mix.K, "mix"), "m": (mix.m, "mix")},
-        **model,
-    )
-    return accepted.options, weight
+_OF_DATA = {"sampled_loss": ("prompt_loss", "gram_loss"), "sampled_stack_loss": ("stack_loss", "gram_stack_loss")}
+"""The same losses of given tokens, and of given Gram matrices."""
 
 
-def of_each_trial(
-    parameters: Mapping[str, Any],
+def not_a_source(op: str, mix: Any) -> TypeError:
+    """The error for a `mix` that cannot draw."""
+    return TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+
+
+def for_each_trial(
+    tensors: Sequence[Tensor | None],
     streams: Sequence[int],
-    loss: Callable[[dict[str, Any], int], tuple[Tensor, Tensor]],
+    loss: Callable[[tuple[Tensor | None, ...], int], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of one's parameters.
+    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of some trials' tensors.
 
     Neighbours of the same stream are one call: their data are drawn once.
     """
     runs = [(stream, len(list(same))) for stream, same in groupby(streams)]
     sizes = [size for _, size in runs]
-    apart = {name: [None] * len(runs) if t is None else t.split(sizes) for name, t in parameters.items()}
-    trials = [loss({name: parts[r] for name, parts in apart.items()}, stream) for r, (stream, _) in enumerate(runs)]
+    split: list[Sequence[Any]] = [[None] * len(runs) if t is None else torch.split(t, sizes) for t in tensors]
+    trials = [loss(tuple(parts[r] for parts in split), stream) for r, (stream, _) in enumerate(runs)]
     losses, per_task = zip(*trials, strict=True)
     return torch.cat(losses), torch.cat(per_task)
 
 
-def _draw(mix: Any, batch: int, n: int, **place: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _draw(
+    mix: Any,
+    batch: int,
+    n: int,
+    seed: int,
+    step: int,
+    stream: Any,
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = getattr(mix, "sample_gram", mix.sample)
-    return draw(batch, n, **place)
+    return draw(batch, n, seed=seed, step=step, stream=stream, offset=offset, dtype=dtype, device=device)
 
 
-# Sampling is not for tracing: torch.compile breaks the graph around it. This form of torch.compiler.disable does not
+# torch.compile does not trace sampling: it breaks the graph around it. This form of torch.compiler.disable does not
 # import the compiler before the first call, which would double the time of `import fastlin`.
 _untraced_draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _disable_dynamo(_draw)

@@ -8,7 +8,7 @@ sequence says is in no Gram matrix here: its tokens are drawn, and cost what the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from fastlin import validation
 from fastlin.backends import BackendError
 from fastlin.backends.eager import by_task, losses
 from fastlin.backends.problem import lift
-from fastlin.ops.functional import Weight
-from fastlin.ops.sampled import Source, Stream, examined, of_each_trial
+from fastlin.ops import call
+from fastlin.ops.api import Weight
+from fastlin.ops.sampled import Sequences, TaskSource, for_each_trial, not_a_source
+from fastlin.validation import Settings
 
 # Numbers that a piece of a batch may have in memory: 64 MB of float32.
 _PIECE = 1 << 24
@@ -29,61 +31,48 @@ _COPIES = 6
 
 
 def softmax_loss(
-    mix: Source,
+    mix: TaskSource,
     n: int,
     batch: int,
     p: Tensor | None,
     W: Tensor,
     v: Tensor,
     *,
-    seed: int,
-    step: int,
-    stream: Stream = 0,
-    offset: int = 0,
     weight: Weight = None,
     see_query: bool = False,
     backend: str = "auto",
+    **place: Unpack[Sequences],
 ) -> tuple[Tensor, Tensor]:
-    """Squared error of softmax attention on sequences that a task source draws.
+    """Squared error of softmax attention on sequences that a task source draws; arguments as in `sampled_loss`.
 
-    Parameters
-    ----------
-    mix, n, batch, seed, step, stream, offset
-        As in `sampled_loss`.
-    p, W, v, weight, see_query
-        As in `prompt_loss`.
-    backend : str
-        "auto" or "eager": no other has it.
-
-    Returns
-    -------
-    loss : Tensor, shape () or (R,)
-    per_task : Tensor, shape (K,) or (R, K)
-
-    Notes
-    -----
-    Differentiable any number of times. A batch that is large is taken in pieces, which a backward pass draws again.
+    Only the backend "eager" has it. It is differentiable any number of times. A large batch is taken in pieces, which a
+    backward pass draws again.
     """
-    op, parameters = "softmax_loss", {"p": p, "W": W, "v": v}
-    model = {"scale": 1.0, "see_query": see_query}
-    _, weight = examined(op, mix, parameters, weight, backend, False, model)
+    op, tensors = "softmax_loss", (None, None, None, p, None, None, W, v, None)
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise not_a_source(op, mix)
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    _, weight = call.signature(op, tensors, None, weight, Settings(see_query=see_query, backend=backend), known)
     if backend not in ("auto", "eager"):
         raise BackendError(f"{op}: backend {backend!r} does not have softmax attention; wants 'auto' or 'eager'")
     options: dict[str, Any] = {"weight": weight, "see_query": see_query, "backend": backend}
-    place: dict[str, Any] = {"seed": seed, "step": step, "offset": offset}
-    streams = validation.streams(op, stream, W.shape[0] if W.ndim > 2 else None)
+    streams = validation.streams(op, place.get("stream", 0), W.shape[0] if W.ndim > 2 else None)
     if streams is not None:
-        return of_each_trial(
-            parameters, streams, lambda own, one: softmax_loss(mix, n, batch, **own, **place, stream=one, **options)
-        )
-    full = {name: None if form is None else lift(name, form, mix.K) for name, form in parameters.items()}
-    yhat, y, task = _predictions(mix, n, batch, full, {**place, "stream": stream}, see_query)
+
+        def loss_of(trials: tuple[Any, ...], stream: int) -> tuple[Tensor, Tensor]:
+            p, W, v = trials
+            own: Any = {**place, "stream": stream}
+            return softmax_loss(mix, n, batch, p, W, v, **own, **options)
+
+        return for_each_trial((p, W, v), streams, loss_of)
+    full = {name: None if form is None else lift(name, form, mix.K) for name, form in {"p": p, "W": W, "v": v}.items()}
+    yhat, y, task = _predictions(mix, n, batch, full, dict(place), see_query)
     loss, per_task = losses((yhat - y).square(), y, task, mix.K, weight)
     return (loss, per_task) if W.ndim > 2 else (loss[0], per_task[0])
 
 
 def _predictions(
-    mix: Source, n: int, batch: int, full: dict[str, Any], place: dict[str, Any], see_query: bool
+    mix: TaskSource, n: int, batch: int, full: dict[str, Any], place: dict[str, Any], see_query: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predictions (R, B), targets (B,) and tasks (B,), from parameters in full form."""
     p, W, v = full["p"], full["W"], full["v"]
@@ -91,7 +80,7 @@ def _predictions(
     size = max(_PIECE // (tokens * (mix.m + _COPIES * W.shape[0] * W.shape[1])), 1)
 
     def piece(first: int, p: Tensor | None, W: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        where = {**place, "offset": place["offset"] + first, "dtype": W.dtype, "device": W.device}
+        where = {**place, "offset": place.get("offset", 0) + first, "dtype": W.dtype, "device": W.device}
         z, q, y, task = _draw(mix, min(size, batch - first), n, where)
         validation.task_indices("softmax_loss", mix.K, task)
         return _attend(z, q, task, p, W, v, see_query), y, task
@@ -122,5 +111,5 @@ def _attend(z: Tensor, q: Tensor, task: Tensor, p: Tensor | None, W: Tensor, v: 
 
 
 @_disable_dynamo
-def _draw(mix: Source, batch: int, n: int, place: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _draw(mix: TaskSource, batch: int, n: int, place: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return mix.sample(batch, n, **place)

@@ -1,8 +1,8 @@
-"""Pictures of what runs have left on disk."""
+"""Pictures of records on disk."""
 
 from fastlin.plots.axes import axes_figure
 from fastlin.plots.bench import bench, bench_figures
-from fastlin.plots.claims import claims, claims_figure
+from fastlin.plots.claims import claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
 from fastlin.plots.steps import training, training_figure
@@ -13,7 +13,6 @@ __all__ = [
     "bench",
     "bench_figures",
     "check_installed",
-    "claims",
     "claims_figure",
     "panel",
     "panel_figure",

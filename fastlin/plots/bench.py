@@ -1,31 +1,32 @@
-"""Pictures of a record of `fastlin bench`: speed-ups, scaling, and the machine's roof."""
+"""Pictures of a record of `fastlin bench`: speed-ups, scaling, roofline, and processes."""
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import new_figure, save
+from fastlin.plots.style import add_caption, add_title, new_figure, read_record, save
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart by people who do not see all colours (Okabe and Ito); a Gram form is the lighter one of its kind.
-_COLOURS = {
-    "fastlin": "#000000",
-    "reference": "#7f7f7f",
-    "eager": "#d55e00",
-    "vmap": "#b0a000",
-    "compile": "#0072b2",
-    "jax": "#009e73",
-    "numpy": "#cc79a7",
+# For colour-blind readers too (Okabe and Ito); forms other than the first are lighter.
+_LOOKS = {
+    "fastlin": ("#000000", "o"),
+    "reference": ("#7f7f7f", "s"),
+    "eager": ("#d55e00", "^"),
+    "vmap": ("#b0a000", "v"),
+    "compile": ("#0072b2", "D"),
+    "jax": ("#009e73", "P"),
+    "numpy": ("#cc79a7", "X"),
+    "read": ("#56b4e9", "*"),
+    "autograd": ("#999999", "."),
 }
-_MARKERS = {"fastlin": "o", "reference": "s", "eager": "^", "vmap": "v", "compile": "D", "jax": "P", "numpy": "X"}
 AXES = {
     "B": "sequences B",
     "n": "context length n",
+    "m": "token width m",
     "d": "features d",
     "L": "layers L",
     "R": "trials R",
@@ -33,175 +34,239 @@ AXES = {
 }
 _LINES = ("-", "--", ":", "-.")
 _BAR = 0.165  # inches
+ABOVE = "Points above a roof: the data were still in a cache, and the roof is that of reading memory."
 
 
 def bench(folder: Path) -> list[Path]:
     """Draw `bench.json` of a folder beside it, as PNG, PDF and SVG."""
-    record = json.loads((folder / "bench.json").read_text())
+    record = read_record(folder, "bench")
     return [path for name, figure in bench_figures(record).items() for path in save(figure, folder, f"bench-{name}")]
 
 
 def bench_figures(record: dict[str, Any]) -> dict[str, Figure]:
-    """The pictures that a record has data for, by name: "speedup", "scaling", "roofline"."""
-    table = [case for case in record["cases"] if case["part"] == "table"]
-    points = [case for case in record["cases"] if case["part"] == "scaling"]
+    """Pictures of a record by name, those that it has data for.
+
+    "speedup" has one bar for each contender of the row loss-50, or of the first row with peers; "speedup-all" has all
+    rows of the table; "scaling" the curves; "roofline" the rows that read data; "processes" that row.
+    """
+    table = table_cases(record)
+    with_peers = [case for case in table if any(map(is_peer, case["contenders"]))]
     figures = {}
-    if any(len(case["contenders"]) > 1 for case in table):
-        figures["speedup"] = _speedup(table, _about(record))
-    if points:
-        figures["scaling"] = _scaling(points, _about(record))
-    if any(case["bytes"] for case in table):
-        figures["roofline"] = _roofline(table, record["limits"], _about(record))
+    if with_peers:
+        first = next((case for case in with_peers if case["row"] == "loss-50"), with_peers[0])
+        figures["speedup"] = _speedup(first, _about(record))
+        figures["speedup-all"] = _all_speedups(with_peers, _about(record))
+    if curves(record):
+        figures["scaling"] = _scaling(curves(record), _about(record))
+    reading = [case for case in with_peers if _rates(case)]
+    if reading:
+        figures["roofline"] = _roofline(reading, record["limits"], _about(record))
+    if "processes" in record["others"]:
+        figures["processes"] = _processes(record["others"]["processes"])
     return figures
+
+
+def table_cases(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases that are no points of a curve."""
+    return [case for case in record["cases"] if case["axis"] is None]
+
+
+def curves(record: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Points by row, in their order."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for case in record["cases"]:
+        if case["axis"] is not None:
+            found.setdefault(case["row"], []).append(case)
+    return {name: sorted(points, key=lambda case: int(case["place"])) for name, points in found.items()}
 
 
 def _about(record: dict[str, Any]) -> str:
     machine = record["machine"]
-    return (
-        f"{machine['cpu']}, threads: {machine['threads']}, torch {machine['versions']['torch']}, {record['date'][:10]}"
-    )
+    return f"{machine['cpu']}, torch {machine['versions']['torch']}, {record['date'][:10]}"
 
 
-def _kind(label: str) -> str:
-    return label.replace(":", "-").partition("-")[0]
+def is_peer(entry: dict[str, Any]) -> bool:
+    """Whether it does fastlin's work on fastlin's data."""
+    label = entry["label"]
+    return bool(entry["times_fastlin"]) and "@" not in label and label not in ("fastlin", "read", "autograd")
+
+
+def _rates(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The contenders that a roofline has points of."""
+    return [entry for entry in case["contenders"] if case["bytes"] and entry["gflops"]]
+
+
+def _look(label: str) -> tuple[str, str]:
+    """Colour and marker."""
+    return _LOOKS[re.split("[-:@]", label)[0]]
 
 
 def _style(label: str) -> dict[str, Any]:
-    return {"color": _COLOURS[_kind(label)], "alpha": 0.55 if label.endswith("-gram") else 1.0}
+    return {"color": _look(label)[0], "alpha": 0.55 if "-" in label else 1.0}
 
 
 def _marked(label: str) -> dict[str, Any]:
-    return {**_style(label), "marker": _MARKERS[_kind(label)], "markersize": 5.5, "markeredgecolor": "white"}
+    return {**_style(label), "marker": _look(label)[1], "markersize": 5.5, "markeredgecolor": "white"}
 
 
-def _title(case: dict[str, Any]) -> str:
-    """A case in two lines: the op, then its sizes."""
+def _sizes(words: list[str]) -> str:
+    return ", ".join(words).replace("=", " = ")
+
+
+def _title(case: dict[str, Any], shared: list[str]) -> str:
+    """A case on two lines: the op, then the sizes that not all cases share."""
     op, *sizes = case["name"].split()
-    return f"{op}\n{' '.join(word for word in sizes if not word.startswith(('B=', 'm=', 'threads=')))}"
+    return f"{op}\n{' '.join(word for word in sizes if word not in shared)}"
 
 
-def _speedup(cases: list[dict[str, Any]], about: str) -> Figure:
-    """How many times as long as fastlin every peer takes, a group of bars for each case."""
-    bars = sum(len(case["contenders"]) for case in cases)
-    figure = new_figure(8.0, 1.2 + _BAR * (bars + len(cases)))
-    axes = figure.add_subplot()
-    place, ticks = 0.0, []
-    for case in cases:
-        peers = [entry for entry in case["contenders"] if entry["times_fastlin"] and entry["label"] != "fastlin"]
-        first = place
-        for entry in peers:
-            value = entry["times_fastlin"]
-            axes.barh(place, value - 1, left=1.0, height=0.85, **_style(entry["label"]))
-            axes.annotate(
-                f"{entry['label']}  {value:.3g}×",
-                (max(value, 1.0), place),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=6.5,
-            )
-            place += 1
-        if peers:
-            ticks.append(((first + place - 1) / 2, _title(case)))
-            place += 1
-    axes.set_yticks([tick for tick, _ in ticks], [text for _, text in ticks], fontsize=6.8)
-    axes.set_ylim(place - 0.5, -1)
-    axes.set_xscale("log")
-    axes.set_xlim(right=axes.get_xlim()[1] * 3)
+def _bar(axes: Any, place: float, entry: dict[str, Any], size: float) -> None:
+    value = entry["times_fastlin"]
+    axes.barh(place, value - 1, left=1.0, height=0.8, **_style(entry["label"]))
+    text = f"{entry['label']}  {value:.3g}×"
+    axes.annotate(text, (max(value, 1.0), place), (4, 0), textcoords="offset points", va="center", fontsize=size)
+
+
+def _finish_bars(axes: Any) -> None:
+    axes.set(xscale="log", xlabel="time over fastlin's (1 is as fast)")
+    axes.set_xlim(right=axes.get_xlim()[1] * 4)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("time over fastlin's (1 is as fast)")
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
-    shape = cases[0]["shape"]
-    figure.suptitle(f"Speed-up of fastlin, B = {shape['B']}, m = {shape['m']}\n{about}", fontsize=9, parse_math=False)
+
+
+def _speedup(case: dict[str, Any], about: str) -> Figure:
+    """Time of every peer over fastlin's: one bar each, slowest first."""
+    peers = filter(is_peer, case["contenders"])
+    entries = sorted(peers, key=lambda entry: float(entry["times_fastlin"]), reverse=True)
+    figure = new_figure(8.0, 1.4 + 0.3 * len(entries))
+    axes = figure.add_subplot()
+    for place, entry in enumerate(entries):
+        _bar(axes, place, entry, 9)
+    axes.set_yticks([])
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    _finish_bars(axes)
+    add_title(figure, f"{_sizes(case['name'].split())}\n{about}", 9)
     return figure
 
 
-def _scaling(points: list[dict[str, Any]], about: str) -> Figure:
+def _all_speedups(cases: list[dict[str, Any]], about: str) -> Figure:
+    """Time of every peer over fastlin's time, a group of bars for each case."""
+    bars = sum(is_peer(entry) for case in cases for entry in case["contenders"])
+    figure = new_figure(8.0, 1.2 + _BAR * (bars + len(cases)))
+    axes = figure.add_subplot()
+    shared = shared_words(cases)
+    place, ticks = 0.0, []
+    for case in cases:
+        first = place
+        for entry in filter(is_peer, case["contenders"]):
+            _bar(axes, place, entry, 6.5)
+            place += 1
+        ticks.append(((first + place - 1) / 2, _title(case, shared)))
+        place += 1
+    axes.set_yticks([tick for tick, _ in ticks], [text for _, text in ticks], fontsize=6.8)
+    axes.set_ylim(place - 0.5, -1)
+    _finish_bars(axes)
+    add_title(figure, f"Time over fastlin's: {_sizes(shared)}\n{about}", 9)
+    return figure
+
+
+def _scaling(found: dict[str, list[dict[str, Any]]], about: str) -> Figure:
     """Time against each size, and against threads."""
-    axes_of = [axis for axis in AXES if any(case["axis"] == axis for case in points)]
-    columns = min(3, len(axes_of))
-    rows = -(-len(axes_of) // columns)
+    from matplotlib.ticker import NullLocator
+
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
     figure = new_figure(3.4 * columns, 2.9 * rows + 0.5)
     shown: dict[str, Any] = {}
-    for i, axis in enumerate(axes_of):
+    for i, points in enumerate(found.values()):
+        axis = points[0]["axis"]
         axes = figure.add_subplot(rows, columns, i + 1)
-        cases = sorted((case for case in points if case["axis"] == axis), key=lambda case: int(case["place"]))
-        for label in dict.fromkeys(entry["label"] for case in cases for entry in case["contenders"]):
-            found = [(case["place"], e) for case in cases for e in case["contenders"] if e["label"] == label]
-            x, y = [place for place, _ in found], [1e3 * entry["median"] for _, entry in found]
+        for label in dict.fromkeys(entry["label"] for case in points for entry in case["contenders"]):
+            timed = [(case["place"], e) for case in points for e in case["contenders"] if e["label"] == label]
+            x, y = [place for place, _ in timed], [1e3 * entry["median"] for _, entry in timed]
             (shown[label],) = axes.plot(x, y, linewidth=1.2, **_marked(label))
-            low, high = ([1e3 * entry["quartiles"][side] for _, entry in found] for side in (0, 1))
+            low, high = ([1e3 * entry["quartiles"][side] for _, entry in timed] for side in (0, 1))
             axes.fill_between(x, low, high, color=_style(label)["color"], alpha=0.15, linewidth=0)
         axes.set_xscale("log", base=2 if axis in ("L", "threads") else 10)
         axes.set_yscale("log")
-        _plain_ticks(axes, [case["place"] for case in cases])
+        places = [case["place"] for case in points]
+        ticks = places if len(places) < 8 else places[:: len(places) // 6]
+        axes.set_xticks(ticks, [str(place) for place in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(AXES[axis], fontsize=8)
         axes.set_ylabel("ms" if i % columns == 0 else "", fontsize=8)
-        words = [word for word in shared_words(cases) if word != "float32" and not word.startswith("threads=")]
-        axes.set_title(" ".join(words), fontsize=7.5, parse_math=False)
+        axes.set_title(" ".join(shared_words(points)), fontsize=6.8, parse_math=False)
         axes.tick_params(labelsize=7, which="both")
         axes.grid(alpha=0.25)
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8)
-    figure.suptitle(
-        f"Loss and gradients of all parameters, medians and quartiles\n{about}", fontsize=9, parse_math=False
-    )
+    add_title(figure, f"Loss and gradients of all parameters, medians and quartiles\n{about}", 9)
     return figure
 
 
-def _plain_ticks(axes: Axes, places: list[int]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xticks(places, [str(place) for place in places])
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 def shared_words(cases: list[dict[str, Any]]) -> list[str]:
-    """The words that the names of all cases have."""
+    """The words that all cases have in their names."""
     others = [set(case["name"].split()) for case in cases]
     return [word for word in cases[0]["name"].split() if all(word in other for other in others)]
 
 
 def _roofline(cases: list[dict[str, Any]], limits: list[dict[str, Any]], about: str) -> Figure:
-    """Useful GFLOP/s against useful operations a byte, under what the machine can do."""
+    """Useful GFLOP/s against useful operations per byte, under the machine's measured limits."""
     figure = new_figure(8.0, 4.8)
     axes = figure.add_subplot()
-    drawn = [case for case in cases if case["bytes"]]
-    intensities = [2 * case["multiply_adds"] / case["bytes"] for case in drawn]
+    intensities = [2 * case["multiply_adds"] / case["bytes"] for case in cases]
     x = [min(intensities) / 2, *sorted(intensities), max(intensities) * 2]
-    kept = {(case["dtype"], case["threads"]) for case in drawn}
-    roofs = [limit for limit in limits if (limit["dtype"], limit["threads"]) in kept]
-    for i, limit in enumerate(roofs):
+    roofs = {(limit["dtype"], limit["threads"]): limit for limit in limits}
+    kept = list(dict.fromkeys((case["dtype"], case["threads"]) for case in cases))
+    for i, limit in enumerate(roofs[key] for key in kept):
         ridge = limit["flops"] / limit["bandwidth"]
         xs = sorted([*x, *([ridge] if x[0] < ridge < x[-1] else [])])
-        roof = [min(limit["flops"], limit["bandwidth"] * at) / 1e9 for at in xs]
-        text = f"measured: {limit['flops'] / 1e9:.0f} GFLOP/s {limit['dtype']}, {limit['bandwidth'] / 1e9:.1f} GB/s"
+        text = (
+            f"measured: {limit['flops'] / 1e9:.0f} GFLOP/s, {limit['bandwidth'] / 1e9:.1f} GB/s\n"
+            f"({limit['dtype']}, threads = {limit['threads']})"
+        )
+        roof = [_roof(limit, at) for at in xs]
         axes.plot(xs, roof, color="black", linestyle=_LINES[i % len(_LINES)], linewidth=1.1, label=text)
-    labelled = set()
-    for case, intensity in zip(drawn, intensities, strict=True):
-        for entry in case["contenders"]:
-            label = entry["label"]
-            axes.plot(
-                intensity,
-                entry["gflops"],
-                linestyle="none",
-                label=None if label in labelled else label,
-                **_marked(label),
-            )
-            labelled.add(label)
-    for number, (case, intensity) in enumerate(zip(drawn, intensities, strict=True), 1):
-        best = max((entry["gflops"] for entry in case["contenders"]), default=None)
-        if best is not None:
-            axes.annotate(str(number), (intensity, best), (4, 4), textcoords="offset points", fontsize=7)
-            text = _title(case).replace("\n", " ").replace(" float32", "")
-            axes.plot([], [], linestyle="none", marker=f"${number}$", color="black", label=text)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("useful floating-point operations a byte of data")
-    axes.set_ylabel("useful GFLOP/s")
+    labelled, above = set(), []
+    shared = shared_words(cases)
+    for case, intensity in zip(cases, intensities, strict=True):
+        roof_here = _roof(roofs[case["dtype"], case["threads"]], intensity)
+        for entry in _rates(case):
+            label = None if entry["label"] in labelled else entry["label"]
+            axes.plot(intensity, entry["gflops"], linestyle="none", label=label, **_marked(entry["label"]))
+            labelled.add(entry["label"])
+            if entry["gflops"] > roof_here:
+                above.append(entry["label"])
+    for number, (case, intensity) in enumerate(zip(cases, intensities, strict=True), 1):
+        best = max(entry["gflops"] for entry in _rates(case))
+        axes.annotate(str(number), (intensity, best), (4, 4), textcoords="offset points", fontsize=7)
+        text = _title(case, shared).replace("\n", " ")
+        axes.plot([], [], linestyle="none", marker=f"${number}$", color="black", label=text)
+    axes.set(xscale="log", yscale="log", ylabel="useful GFLOP/s")
+    axes.set_xlabel("useful floating-point operations per byte of data")
     axes.grid(alpha=0.25, which="both")
     figure.legend(loc="outside right center", frameon=False, fontsize=7)
-    figure.suptitle(
-        f"Roofline: the least work and traffic of each op over the time taken\n{about}", fontsize=9, parse_math=False
-    )
+    if above:
+        add_caption(figure, ABOVE)
+    add_title(figure, f"Roofline: the least work and traffic of each op over the time taken\n{about}", 9)
+    return figure
+
+
+def _roof(limit: dict[str, Any], intensity: float) -> float:
+    return float(min(limit["flops"], limit["bandwidth"] * intensity)) / 1e9
+
+
+def _processes(found: dict[str, Any]) -> Figure:
+    """Sequences a second over those of one process, for each case."""
+    figure = new_figure(6.0, 3.6)
+    axes = figure.add_subplot()
+    sizes: list[int] = []
+    for (name, by_size), marker in zip(found["found"].items(), "os^Dv", strict=False):
+        sizes = [int(size) for size in by_size]
+        axes.plot(sizes, [one["over_one"] for one in by_size.values()], marker=marker, label=name)
+    axes.axhline(0.9, color="black", linestyle=":", linewidth=0.8)
+    axes.set_xticks(sizes)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(f"processes, on {found['cores']} cores in all")
+    axes.set_ylabel("sequences a second, over one process")
+    axes.legend(frameon=False)
     return figure

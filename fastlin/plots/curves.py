@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import COLOURS, MARKERS, new_figure, save
+from fastlin.plots.style import add_caption, new_figure, read_record, save, wrapped
+from fastlin.training.regimes import CLOSED_FORMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DASHES = {"shared_shift": (0, (5, 1.5)), "scaled_heads": (0, (3, 1.5)), "heads_lower_bound": (0, (1, 1.5))}
-# Relative differences below which two curves are one line to the eye, and below which they are rounding.
+# Relative differences that the eye does not see, and that are rounding.
 _ONE_LINE, _EQUAL = 2e-3, 1e-9
 
 
 def theory(folder: Path) -> list[Path]:
     """Draw `theory.json` of a folder; returns the paths of theory.png, theory.pdf and theory.svg beside it."""
-    figure = theory_figure(json.loads((folder / "theory.json").read_text(encoding="utf-8")))
-    return save(figure, folder, "theory")
+    return save(theory_figure(read_record(folder, "theory")), folder, "theory")
 
 
 def theory_figure(record: dict[str, Any]) -> Figure:
-    """The closed forms against the context length: lines over `record["line"]`, markers at the lengths asked for.
+    """The closed forms against the context length: lines over `record["line"]`, markers at the context lengths.
 
-    The left axis is the risk / E[y²], the right one the risk. Curves that coincide are drawn once.
+    The left axis is risk / E[y²], the right axis risk. Curves that coincide are drawn once.
     """
     unit, line = record["normaliser"], record["line"]
     figure = new_figure(6.4, 4.4)
     axes = figure.add_subplot()
     noted = {note["curve"]: note["text"] for note in line["notes"]}
+    asked = [line["n"].index(n) for n in record["n"]]
     for keys, label in _groups(record):
-        first = keys[0]
-        axes.plot(
-            line["n"],
-            [math.nan if loss is None else loss / unit for loss in line["losses"][first]],
-            label=textwrap.fill(label + "*" * any(key in noted for key in keys), 42),
-            color=COLOURS[first],
-            linestyle=_DASHES.get(first, "-"),
-            linewidth=1.6,
-            marker=MARKERS[first],
-            markersize=6,
-            markeredgecolor="white",
-            markeredgewidth=0.7,
-            markevery=[line["n"].index(n) for n in record["n"]],
-        )
+        first, form = keys[0], CLOSED_FORMS[keys[0]]
+        markers: dict[str, Any] = {
+            "marker": form.marker,
+            "markersize": 6,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.7,
+        }
+        dashes = "-" if form.dashes is None else (0, form.dashes)
+        lines: dict[str, Any] = {"linestyle": dashes, "linewidth": 1.6, "color": form.colour}
+        risks = [math.nan if loss is None else loss / unit for loss in line["losses"][first]]
+        text = textwrap.fill(label + "*" * any(key in noted for key in keys), 42)
+        axes.plot(line["n"], risks, label=text, markevery=asked, **markers, **lines)
     _scale_lengths(axes, record["n"])
     _scale_risk(axes, record)
     title = record["name"] + (f": {record['description']}" if record["description"] else "")
@@ -57,13 +54,12 @@ def theory_figure(record: dict[str, Any]) -> Figure:
     axes.legend(frameon=False, fontsize=9)
     axes.grid(alpha=0.25)
     if noted:
-        texts = "\n".join(textwrap.fill(f"* {text}", 100) for text in dict.fromkeys(noted.values()))
-        figure.supxlabel(texts, fontsize=7.5, x=0.02, ha="left", parse_math=False)
+        add_caption(figure, wrapped((f"* {text}" for text in dict.fromkeys(noted.values())), 100), 7.5)
     return figure
 
 
 def _groups(record: dict[str, Any]) -> list[tuple[list[str], str]]:
-    """Curves that are one line to the eye, each group with its label; curves come in the order of their losses."""
+    """Curves that look like one line, grouped, each group with its label; curves are sorted by loss."""
     losses: dict[str, list[float | None]] = record["line"]["losses"]
     groups: list[list[str]] = []
     for key in losses:
@@ -77,14 +73,14 @@ def _groups(record: dict[str, Any]) -> list[tuple[list[str], str]]:
         for before, key in itertools.pairwise(keys):
             label += f" {'=' if _gap(losses[before], losses[key]) <= _EQUAL else '≈'} {record['labels'][key]}"
         if "≈" in label:
-            # No-break spaces keep the bracket on one line.
+            # No-break spaces keep the parenthesis on one line.
             label += f" (to\u00a0{100 * _gap(losses[keys[0]], losses[keys[-1]]):.2g}\u00a0%)"
         labelled.append((keys, label))
     return labelled
 
 
 def _gap(first: list[float | None], second: list[float | None]) -> float:
-    """The largest relative difference of two curves, infinite where one of them has a gap."""
+    """The largest relative difference of two curves; infinite where a value is missing."""
     largest = 0.0
     for a, b in zip(first, second, strict=True):
         if a is None or b is None:
@@ -94,11 +90,11 @@ def _gap(first: list[float | None], second: list[float | None]) -> float:
 
 
 def _scale_lengths(axes: Axes, lengths: list[int]) -> None:
-    """Axis of the context lengths, logarithmic for more than a factor of 20, with ticks where there is room."""
+    """Axis of the context lengths: logarithmic beyond a factor of 20, with ticks where there is room."""
     axes.set_xlabel("context length n (examples)")
     logarithmic = lengths[-1] > 20 * lengths[0] and lengths[-1] > 20
     if logarithmic:
-        # Linear up to 1, so that n = 0 has a place.
+        # Linear up to 1, to show n = 0.
         axes.set_xscale("symlog", linthresh=1, linscale=0.4) if lengths[0] == 0 else axes.set_xscale("log")
     places = [math.log(max(n, 0.5)) if logarithmic else float(n) for n in lengths]
     span = places[-1] - places[0] or 1.0
@@ -113,7 +109,7 @@ def _scale_lengths(axes: Axes, lengths: list[int]) -> None:
 
 
 def _scale_risk(axes: Axes, record: dict[str, Any]) -> None:
-    """Axes of the risk, normalised and raw; logarithmic for more than a factor of 100."""
+    """Axes of the risk, normalised and raw: logarithmic beyond a factor of 100."""
     unit = record["normaliser"]
     losses = [loss for curve in record["line"]["losses"].values() for loss in curve if loss is not None]
     if 0 < 100 * min(losses, default=0.0) < max(losses, default=0.0):

@@ -1,45 +1,34 @@
-"""What all pictures share: colours, markers, and files."""
+"""Colours, markers, captions and files of all pictures."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlin._files import replacing
+from fastlin.training.regimes import CLOSED_FORMS, REGIMES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = {
-    "plain": "#1f77b4",
-    "fine_tuned": "#ff7f0e",
-    "one_prompt": "#e377c2",
-    "joint": "#d62728",
-    "shared_shift": "#9467bd",
-    "decoupled": "#2ca02c",
-    "scaled_heads": "#8c564b",
-    "heads_lower_bound": "#7f7f7f",
-}
-# Curves are told apart without colour too, and where one nearly covers another.
-MARKERS = {
-    "plain": "o",
-    "fine_tuned": "s",
-    "one_prompt": "<",
-    "joint": "^",
-    "shared_shift": "v",
-    "decoupled": "D",
-    "scaled_heads": "P",
-    "heads_lower_bound": "X",
-}
-# Theory of a regime.
-REGIME_CURVES = {"fine-tune": "fine_tuned", "one-prompt": "one_prompt", "joint+heads": "decoupled"}
-# A date would make every file differ from the last.
+# Without dates, drawing a record again gives the same files.
 _METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
+def look(name: str) -> tuple[str, str]:
+    """Colour and marker of a closed form, or of a regime: those of its closed form."""
+    row = REGIMES.get(name)
+    form = CLOSED_FORMS.get(name) if row is None else row.closed_form
+    return ("#17becf", "*") if form is None else (form.colour, form.marker)
+
+
 def check_installed() -> None:
-    """Raise where matplotlib is missing, and say how to get it: before hours of training, not after."""
+    """Raise an error if matplotlib is missing; called before training, which can take hours."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError(
             "pictures need matplotlib, which is not installed; pip install 'fastlin[plots]' brings it",
@@ -48,7 +37,7 @@ def check_installed() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, of inches, that needs no window."""
+    """An empty picture, sizes in inches, that needs no window."""
     check_installed()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -58,8 +47,34 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """The record NAME.json of a folder."""
+    record: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def with_gaps(values: Iterable[float | None]) -> list[float]:
+    """Values for matplotlib, with NaN, which it does not draw, for None."""
+    return [math.nan if value is None else value for value in values]
+
+
+def wrapped(sentences: Iterable[str], characters: int) -> str:
+    """Sentences, each on its own lines."""
+    return "\n".join(textwrap.fill(sentence, characters) for sentence in sentences)
+
+
+def add_title(figure: Figure, text: str, size: float) -> None:
+    """Write text above the axes."""
+    figure.suptitle(text, fontsize=size, parse_math=False)
+
+
+def add_caption(figure: Figure, text: str, size: float = 7.2) -> None:
+    """Write text below the axes."""
+    figure.supxlabel(text, fontsize=size, x=0.02, ha="left", parse_math=False)
+
+
 def save(figure: Figure, folder: Path, name: str, metadata: dict[str, Any] | None = None) -> list[Path]:
-    """Write a picture as PNG, PDF and SVG; or with metadata by suffix, in the formats that it names."""
+    """Write a picture as PNG, PDF and SVG, or with `metadata` in the formats that it has as keys."""
     import matplotlib
 
     paths = []

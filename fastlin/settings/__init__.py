@@ -1,4 +1,4 @@
-"""CONFIG.toml: a task mixture and the context lengths at which it is looked at.
+"""CONFIG.toml: a task mixture and context lengths.
 
     name = "Figure 2(c)"
     description = "two tasks"           # optional
@@ -31,9 +31,9 @@ from fastlin import theory
 from fastlin.data.sources import TaskMixture
 
 _SETTINGS = Path(__file__).parent
-# A covariance of this size takes 128 MiB; a larger one is a slip of the pen, not a problem for closed forms.
+# A covariance of this size takes 128 MiB; a larger dimension is taken for a typing error.
 _MAX_DIMENSION = 4096
-# The longest context that a task source can be asked for.
+# The longest context of a task source.
 _MAX_LENGTH = (1 << 40) - 1
 
 _LENGTHS = f"a list of different integers from 0 to {_MAX_LENGTH}"
@@ -52,62 +52,42 @@ _DEFAULTS: dict[str, Any] = {"description": "", "noise_std": 0.0, "feature_cov":
 
 
 class ConfigError(ValueError):
-    """A CONFIG.toml that is not there or not right; the message names the file, the field and what is allowed."""
+    """A missing or invalid CONFIG.toml; the message names the file, the field and what it wants."""
 
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """What a CONFIG.toml says.
-
-    Attributes
-    ----------
-    name, description : str
-    context_lengths : tuple of int
-        Increasing.
-    mixture : TaskMixture
-    values : dict
-        The fields as the file has them, with the defaults filled in.
-    """
+    """The contents of a CONFIG.toml."""
 
     name: str
     description: str
-    context_lengths: tuple[int, ...]
+    context_lengths: tuple[int, ...]  # increasing
     mixture: TaskMixture
-    values: dict[str, Any]
+    values: dict[str, Any]  # the fields of the file, with defaults filled in
 
     def with_lengths(self, lengths: Sequence[int]) -> Config:
-        """The same at other context lengths."""
+        """A copy with other context lengths."""
         checked = check_lengths("context_lengths", list(lengths))
         return replace(self, context_lengths=checked, values={**self.values, "context_lengths": list(checked)})
 
     def with_noise(self, variance: float) -> Config:
-        """The same with another variance of the label noise."""
+        """A copy with another variance of the label noise."""
         if not 0 <= variance < math.inf:
             raise _wrong("variance", variance, "a finite number >= 0")
         return _parse({**self.values, "noise_std": math.sqrt(variance)})
 
 
 def shipped() -> dict[str, Path]:
-    """The settings that ship with the package: name of a panel to file, where A2abc.toml serves A2a, A2b and A2c."""
-    found = {}
+    """Files of the settings that ship with the package, by panel: A2abc.toml serves A2a, A2b and A2c."""
+    files = {}
     for path in sorted(_SETTINGS.glob("*.toml")):
         figure = path.stem.rstrip(string.ascii_lowercase)
-        found.update({figure + panel: path for panel in path.stem[len(figure) :]})
-    return found
+        files.update({figure + panel: path for panel in path.stem[len(figure) :]})
+    return files
 
 
 def load(source: str | Path) -> Config:
-    """Read a CONFIG.toml.
-
-    Parameters
-    ----------
-    source : str or Path
-        The name of a shipped setting, or the path of a file. A name wins: ``./2c`` is a file of that name.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Read a CONFIG.toml: a shipped setting by name, or a file by path. ``2c`` is the setting, ``./2c`` a file."""
     path = shipped().get(source, Path(source)) if isinstance(source, str) else source
     try:
         return _parse(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -123,26 +103,26 @@ def load(source: str | Path) -> Config:
 
 
 def check_lengths(where: str, value: Any) -> tuple[int, ...]:
-    """Context lengths in increasing order, or an error that names `where`."""
+    """Context lengths in increasing order; errors name `where`."""
     entries = _entries(where, value, None, _LENGTHS)
-    times = Counter(_integer(f"{where}[{i}]", entry, 0, _MAX_LENGTH) for i, entry in enumerate(entries))
-    length, most = times.most_common(1)[0]
+    counts = Counter(_integer(f"{where}[{i}]", entry, 0, _MAX_LENGTH) for i, entry in enumerate(entries))
+    length, most = counts.most_common(1)[0]
     if most > 1:
         raise ValueError(f"{where}: has {length} more than once, wants {_LENGTHS}")
-    return tuple(sorted(times))
+    return tuple(sorted(counts))
 
 
-def _parse(given: dict[str, Any]) -> Config:
+def _parse(document: dict[str, Any]) -> Config:
     """The config of a TOML document; errors name the field, not the file."""
-    for field in given:
+    for field in document:
         if field not in FIELDS:
             close = difflib.get_close_matches(field.lower(), FIELDS, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"{field}: unknown field{hint}, wants one of {', '.join(FIELDS)}")
     for field, wants in FIELDS.items():
-        if field not in given and field not in _DEFAULTS:
+        if field not in document and field not in _DEFAULTS:
             raise ValueError(f"{field}: missing, wants {wants}")
-    values: dict[str, Any] = {field: given[field] if field in given else _DEFAULTS[field] for field in FIELDS}
+    values: dict[str, Any] = {field: document[field] if field in document else _DEFAULTS[field] for field in FIELDS}
     for field in ("name", "description"):
         if not isinstance(values[field], str) or (field == "name" and not values[field].strip()):
             raise _wrong(field, values[field], FIELDS[field])
@@ -152,12 +132,11 @@ def _parse(given: dict[str, Any]) -> Config:
     one_each = f"a list of {len(means)}, one for each of means"
     entries = _entries("covariances", values["covariances"], len(means), one_each)
     covariances = [_matrix(f"covariances[{k}]", entry, d) for k, entry in enumerate(entries)]
-    entries = _entries("weights", values["weights"], len(means), one_each)
-    weights = [_number(f"weights[{k}]", entry) for k, entry in enumerate(entries)]
+    weights = _numbers("weights", values["weights"], len(means), one_each)
     noise_std = _number("noise_std", values["noise_std"], FIELDS["noise_std"])
     feature_cov = _matrix("feature_cov", values["feature_cov"], d)
     lengths = check_lengths("context_lengths", values["context_lengths"])
-    # Without a feature covariance the mixture need not multiply by it.
+    # With None the mixture does not multiply by the covariance.
     isotropic = values["feature_cov"] == 1
     mixture = TaskMixture(means, covariances, weights, noise_std, None if isotropic else feature_cov)
     try:
@@ -170,34 +149,25 @@ def _parse(given: dict[str, Any]) -> Config:
 
 
 def _vector(where: str, value: Any, d: int) -> list[float]:
-    """A vector of d: a number times the all-ones vector, or a list."""
-    if not isinstance(value, list):
-        return [_number(where, value, f"a finite number or a list of {d}")] * d
-    entries = _entries(where, value, d, f"a finite number or a list of {d}")
-    return [_number(f"{where}[{i}]", entry) for i, entry in enumerate(entries)]
+    wants = f"a finite number or a list of {d}"
+    return _numbers(where, value, d, wants) if isinstance(value, list) else [_number(where, value, wants)] * d
 
 
 def _matrix(where: str, value: Any, d: int) -> list[list[float]]:
-    """A matrix of d rows: a number times I, a list as the diagonal, or a list of rows."""
     wants = f"a finite number, a list of {d} (the diagonal) or {d} lists of {d} (the matrix)"
     if isinstance(value, list) and value and isinstance(value[0], list):
         rows = _entries(where, value, d, wants)
-        return [_row(f"{where}[{i}]", row, d) for i, row in enumerate(rows)]
-    if isinstance(value, list):
-        entries = _entries(where, value, d, wants)
-        diagonal = [_number(f"{where}[{i}]", entry) for i, entry in enumerate(entries)]
-    else:
-        diagonal = [_number(where, value, wants)] * d
+        return [_numbers(f"{where}[{i}]", row, d, f"a list of {d} finite numbers") for i, row in enumerate(rows)]
+    diagonal = _numbers(where, value, d, wants) if isinstance(value, list) else [_number(where, value, wants)] * d
     return [[entry if i == j else 0.0 for j in range(d)] for i, entry in enumerate(diagonal)]
 
 
-def _row(where: str, value: Any, d: int) -> list[float]:
-    entries = _entries(where, value, d, f"a list of {d} finite numbers")
-    return [_number(f"{where}[{j}]", entry) for j, entry in enumerate(entries)]
+def _numbers(where: str, value: Any, count: int, wants: str) -> list[float]:
+    return [_number(f"{where}[{i}]", entry) for i, entry in enumerate(_entries(where, value, count, wants))]
 
 
 def _entries(where: str, value: Any, count: int | None, wants: str) -> list[Any]:
-    """`value` as a list of `count` entries; None is any number but none."""
+    """`value` as a list of `count` entries; None: one or more."""
     if not isinstance(value, list) or not value or count not in (None, len(value)):
         raise _wrong(where, value, wants)
     return value
@@ -212,14 +182,14 @@ def _integer(where: str, value: Any, low: int, high: int) -> int:
 def _number(where: str, value: Any, wants: str = "a finite number") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _wrong(where, value, wants)
-    # An integer of TOML has any size, and is compared exactly.
+    # TOML integers have any size; Python compares them with floats exactly.
     if not abs(value) <= sys.float_info.max:
         raise _wrong(where, value, wants)
     return float(value)
 
 
 def _wrong(where: str, value: Any, wants: str) -> ValueError:
-    """The error of a value, shown as TOML writes it."""
+    """An error that shows a value as TOML writes it."""
     if isinstance(value, list):
         shown = f"a list of {len(value)}"
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Closed forms, float64 and exact: task-specific prompts here, fine-tuning in `forgetting`."""
+"""Exact closed forms in float64: task-specific prompts here, fine-tuning in `forgetting`."""
 
 from fastlin.theory import forgetting
 from fastlin.theory.full import full_population_loss, full_task_losses

@@ -1,9 +1,8 @@
-"""Validation shared by the closed forms: every error names the argument, what it got and what it wants."""
+"""Checks of the arguments of closed forms. Errors name the argument, what it wants and what it got."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,11 @@ from torch import Tensor
 def check_shots(n: Any, name: str = "n") -> int:
     """`n` as a non-negative Python integer."""
     try:
-        if isinstance(n, bool):
-            raise TypeError
-        shots = operator.index(n)
+        shots = -1 if isinstance(n, bool) else operator.index(n)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}: wants a non-negative integer, got {n!r}") from None
+        shots = -1
     if shots < 0:
-        raise ValueError(f"{name}: wants a non-negative integer, got {shots}")
+        raise ValueError(f"{name}: wants a non-negative integer, got {n!r}")
     return shots
 
 
@@ -44,26 +41,29 @@ def check_variance(value: float, name: str = "noise_var") -> float:
     return variance
 
 
-def as_float64(name: str, value: Any) -> Tensor:
-    """`value` as a real float64 tensor on the CPU, the home of all theory; keeps the graph of a tensor."""
-    tensor = torch.as_tensor(value, device="cpu")
-    if tensor.is_complex():
-        raise ValueError(f"{name}: wants real numbers, got {tensor.dtype}")
-    # Python numbers go straight to float64: as_tensor alone would round them to the default dtype.
-    source = tensor if isinstance(value, Tensor) else value
-    return torch.as_tensor(source, dtype=torch.float64, device="cpu")
-
-
 def identity(d: int) -> Tensor:
     """Identity (d, d), float64 on the CPU."""
     return torch.eye(d, dtype=torch.float64, device="cpu")
 
 
-def check_shape(name: str, tensor: Tensor, *wanted: Sequence[int | str]) -> None:
-    """Raise unless the shape fits one of `wanted`, whose entries are sizes or names of free sizes."""
-    for shape in wanted:
-        sizes = zip(shape, tensor.shape, strict=False)
-        if len(shape) == tensor.ndim and all(isinstance(w, str) or w == s for w, s in sizes):
-            return
-    forms = " or ".join("(" + ", ".join(map(str, w)) + ("," if len(w) == 1 else "") + ")" for w in wanted)
-    raise ValueError(f"{name}: wants shape {forms}, got {tuple(tensor.shape)}")
+def array(name: str, value: Any, *shapes: tuple[int | str, ...]) -> Tensor:
+    """`value` as a real float64 tensor on the CPU, of one of `shapes`; a tensor keeps its autograd graph.
+
+    A string in a shape stands for any size, a leading "..." for any number of dimensions. No shapes: any shape.
+    """
+    tensor = torch.as_tensor(value, device="cpu")
+    if tensor.is_complex():
+        raise ValueError(f"{name}: wants real numbers, got {tensor.dtype}")
+    # Convert Python numbers directly to float64: the tensor above has rounded them to the default dtype.
+    tensor = torch.as_tensor(tensor if isinstance(value, Tensor) else value, dtype=torch.float64, device="cpu")
+    if shapes and not any(_fits(tuple(tensor.shape), shape) for shape in shapes):
+        forms = " or ".join("(" + ", ".join(map(str, s)) + ("," if len(s) == 1 else "") + ")" for s in shapes)
+        raise ValueError(f"{name}: wants shape {forms}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def _fits(sizes: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
+    if shape[:1] == ("...",):
+        shape = shape[1:]
+        sizes = sizes[-len(shape) :]
+    return len(sizes) == len(shape) and all(isinstance(w, str) or w == s for w, s in zip(shape, sizes, strict=True))

@@ -1,17 +1,17 @@
-"""Exact population loss of the full one-layer model, any W (m, m), heads, prompt tokens and attention heads.
+"""Exact population loss of the full one-layer model, for any W (m, m), heads, prompt tokens and attention heads.
 
-The prediction is yhat = sum_h q' A_h G a_h with q = [x; 0], G = sum_t p p' + sum_i z z', z = [x; y],
-A_h = scale W_h and a_h = v_h = [a1_h; a2_h]. Only the first d rows of A_h meet q: A_h = [N_h, w_h] (d, d+1).
-Conditional on beta, let Z = E[z z'] and
+The prediction is yhat = sum_h q' A_h G a_h with q = [x; 0], G = sum_t p p' + sum_i z z', z = [x; y], A_h = scale W_h
+and a_h = v_h = [a1_h; a2_h]. The last entry of q is zero, so only the first d rows [N_h, w_h] (d, d+1) of A_h count.
+Given beta, let Z = E[z z'] and
 
     g_ij = A_i Z a_j = N_i S a1_j + s2 a2_j w_i + (a2_j N_i S + w_i a1_j' S) beta + a2_j w_i (beta'S beta)
 
     loss = s2 + E_beta{ ||n sum_h g_hh + c - beta||_S^2
                         + n sum_ij [ (a_i'Z a_j) tr(S A_i Z A_j') + g_ij' S g_ji ] }
 
-with c = sum_h A_h sum_t p p' a_h. Every factor is of the form c0 + L beta + e (beta'S beta), so that the
-expectation over beta ~ N(mu, B) needs only the mean and covariance of (beta, beta'S beta): O(d^3) for each
-trial, task and pair of attention heads.
+with c = sum_h A_h sum_t p p' a_h. Every factor has the form c0 + L beta + e (beta'S beta). So the expectation over
+beta ~ N(mu, B) needs only the mean and covariance of (beta, beta'S beta), at a cost of O(d^3) for each trial, task and
+pair of attention heads.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory._checks import array, check_shots
 from fastlin.theory.moments import Mixture, Moments
 
 
 def full_population_loss(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: float = 1.0) -> Tensor:
     """Exact population loss of yhat = scale sum_h (W_h' q).(G v_hk); differentiable in p, W, v.
 
-    The formula is in the module's docstring. The paper reduces W and v to W = [[W, 0], [0, 0]], v = e_m
-    (Assumption 1); with means that are not zero this model has lower minima.
+    The paper's Assumption 1 restricts W to [[W, 0], [0, 0]] and v to e_m. With non-zero means the full model has lower
+    minima.
 
     Parameters
     ----------
-    mix : Gaussian task mixture with bias=False; m = d + 1
-    n : int
-        Context length, 0 allowed.
+    mix, n : as in `plain`; m = d + 1
     p : Tensor (K, t, m) or None; (R, K, t, m) with trials
         Prompt tokens.
     W : Tensor (m, m); (R, m, m) with trials; (R, H, m, m) with attention heads
@@ -49,21 +47,19 @@ def full_population_loss(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale:
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> p, W, v = fl.theory.joint(mix, 10).attention()
-    >>> loss = fl.theory.full_population_loss(mix, 10, p, W, v)
-    >>> round(float(loss), 4), round(fl.theory.joint(mix, 10).loss, 4)
-    (0.6207, 0.6207)
+    >>> optimum = fl.theory.joint(mix, 10)
+    >>> round(optimum.loss, 4), fl.theory.full_population_loss(mix, 10, *optimum.attention())
+    (0.6207, tensor(0.6207, dtype=torch.float64))
     """
     return full_task_losses(mix, n, p, W, v, scale=scale) @ Moments.of(mix).pi
 
 
 def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: float = 1.0) -> Tensor:
-    """The loss of each task, (K,) or (R, K); arguments and formula of `full_population_loss`.
+    """Loss of each task, whose average is `full_population_loss`.
 
     Parameters
     ----------
-    mix, n, p, W, v, scale
-        As in `full_population_loss`.
+    mix, n, p, W, v, scale : as in `full_population_loss`
 
     Returns
     -------
@@ -82,19 +78,13 @@ def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: flo
 
 
 def _full_form(mom: Moments, p: Any, W: Any, v: Any) -> tuple[Tensor | None, Tensor, Tensor, bool]:
-    """P (R, K, t, m) or None, W (R, H, m, m), v (R, H, K, m), and whether trials were asked for."""
+    """P (R, K, t, m) or None, W (R, H, m, m), v (R, H, K, m), and whether W has trials."""
     K, m = mom.K, mom.d + 1
-    W, v = as_float64("W", W), as_float64("v", v)
-    check_shape("W", W, (m, m), ("R", m, m), ("R", "H", m, m))
+    W = array("W", W, (m, m), ("R", m, m), ("R", "H", m, m))
     lead = tuple(W.shape[:-2])  # (), (R,) or (R, H)
-    if not lead:
-        check_shape("v", v, (K, m), (m,))
-        v = v.expand(K, m)
-    else:
-        check_shape("v", v, (*lead, K, m))
+    v = array("v", v, (*lead, K, m)) if lead else array("v", v, (K, m), (m,)).expand(K, m)
     if p is not None:
-        p = as_float64("p", p)
-        check_shape("p", p, (*lead[:1], K, "t", m))
+        p = array("p", p, (*lead[:1], K, "t", m))
         p = p if lead else p[None]
     if len(lead) < 2:
         W, v = W.unsqueeze(-3), v.unsqueeze(-3)
@@ -110,7 +100,7 @@ class _Quadratic(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """Joint moments of beta ~ N(mu, B) and b = beta'S beta, per task."""
+    """Joint moments of beta ~ N(mu, B) and b = beta'S beta for each task."""
 
     mu: Tensor  # (K, d)
     B: Tensor  # (K, d, d)
@@ -128,7 +118,7 @@ class _Task(NamedTuple):
 
 
 def _expected_product(f: _Quadratic, g: _Quadratic, metric: Tensor, task: _Task) -> Tensor:
-    """E over beta of f' metric g; f, g (..., K, r), metric (r, r) symmetric; returns (..., K)."""
+    """Expectation (..., K) over beta of f' metric g; f, g (..., K, r), metric (r, r) symmetric."""
     f_mean, g_mean = (
         h.const + torch.einsum("...krd,kd->...kr", h.linear, task.mu) + h.square * task.mean[:, None] for h in (f, g)
     )
@@ -139,7 +129,7 @@ def _expected_product(f: _Quadratic, g: _Quadratic, metric: Tensor, task: _Task)
 
 
 def _task_losses(mom: Moments, n: int, p: Tensor | None, A: Tensor, v: Tensor) -> Tensor:
-    """(R, K) from p (R, K, t, m), A (R, H, d, m), v (R, H, K, m). Indices i, j run over attention heads."""
+    """Losses (R, K) of p (R, K, t, m), A (R, H, d, m), v (R, H, K, m). Indices i, j run over attention heads."""
     S, s2, d = mom.S, mom.s2, mom.d
     task = _Task.of(mom)
     N, w, a1, a2 = A[..., :d], A[..., d], v[..., :d], v[..., d]  # (R,H,d,d) (R,H,d) (R,H,K,d) (R,H,K)
@@ -178,7 +168,6 @@ def _task_losses(mom: Moments, n: int, p: Tensor | None, A: Tensor, v: Tensor) -
 
 
 def _pair_trace(x: Tensor) -> Tensor:
-    """sum_h x[:, h, h]."""
     return x.diagonal(dim1=1, dim2=2).sum(-1)
 
 

@@ -1,8 +1,8 @@
 """Closed forms with heads: debiased gradient descent, the shared shift, scaled task heads, and a lower bound.
 
-A head a_k = s_k [-m_k; 1] turns the labels into s_k (y - X m_k), so that with A = [[W, 0], [0, 0]] the
-prediction is x' { s_k W X'(y - X m_k) + c_k }. The prompt token [r; r.m_k + 1/s_k] has p'a_k = 1 and gives
-c_k = W r. Symbols are those of `moments`.
+A head a_k = s_k [-m_k; 1] turns the labels into s_k (y - X m_k). With A = [[W, 0], [0, 0]] the prediction is
+x' { s_k W X'(y - X m_k) + c_k }. The prompt token [r; r.m_k + 1/s_k] has p'a_k = 1 and gives c_k = W r. `moments`
+defines the symbols.
 """
 
 from __future__ import annotations
@@ -13,74 +13,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory._checks import array, check_shots
 from fastlin.theory.moments import Mixture, Moments
 from fastlin.theory.optimum import Attention, Bound, NotAttained, Optimum, embed
-from fastlin.theory.prompts import joint_optimum, left_divide, reduced_loss, ridge_preconditioner, right_divide, settle
+from fastlin.theory.prompts import attain, joint_optimum, left_divide, reduced_loss, ridge_preconditioner, right_divide
 
 _MAX_SWEEPS = 20_000
 
 
 def debiased_loss(mix: Mixture, n: int, W: Any) -> Tensor:
-    """Population loss of debiased preconditioned gradient descent f = x' { W X'(y - X mu_k) + mu_k }, any W.
+    """Population loss of debiased preconditioned gradient descent f = x' { W X'(y - X mu_k) + mu_k }.
 
         L = s2 + tr(S E Bbar E') + n abar tr(S W S W') + n tr(S W S Bbar S W'),    E = n W S - I
 
-    W (d, d) or (R, d, d); returns () or (R,), float64, differentiable.
-
     Parameters
     ----------
-    mix, n
-        As in `fastlin.theory.plain`.
+    mix, n : as in `plain`
     W : Tensor (d, d) or (R, d, d)
 
     Returns
     -------
-    Tensor () or (R,), float64
-        Differentiable in W.
+    Tensor () or (R,), float64, differentiable in W
 
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> round(float(fl.theory.debiased_loss(mix, 10, torch.eye(2) / 13)), 4)
-    0.4615
+    >>> fl.theory.debiased_loss(mix, 10, torch.eye(2) / 13)
+    tensor(0.4615, dtype=torch.float64)
     """
     mom, n = Moments.of(mix), check_shots(n)
-    W = as_float64("W", W)
-    check_shape("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
+    W = array("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
     centred = Moments.build(mom.S, mom.pi, torch.zeros_like(mom.mu), mom.B, mom.s2)
     return reduced_loss(centred, n, W, None)
 
 
 def debiased_attention(mix: Mixture, W: Any) -> Attention:
-    """Parameters p (K, 1, m), W (m, m), v (K, m) of attention that is debiased descent with W (d, d).
+    """Attention parameters whose prediction, at scale 1, is that of `debiased_loss`.
 
         A = [[W, 0], [0, 0]]        v_k = [-mu_k; 1]        p_k = [W^-1 mu_k; mu_k' W^-T mu_k + 1]
 
-    W must be invertible. The ops are called with scale 1.
-
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False; m = d + 1.
+    mix : as in `plain`
     W : Tensor (d, d)
         Invertible.
 
     Returns
     -------
-    Attention
-        p (K, 1, m), W (m, m), v (K, m).
+    Attention with p (K, 1, m), W (m, m), v (K, m); m = d + 1
 
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> attention = fl.theory.debiased_attention(mix, torch.eye(2) / 13)
-    >>> round(float(fl.theory.full_population_loss(mix, 10, *attention)), 4)
-    0.4615
+    >>> fl.theory.full_population_loss(mix, 10, *fl.theory.debiased_attention(mix, torch.eye(2) / 13))
+    tensor(0.4615, dtype=torch.float64)
     """
     mom = Moments.of(mix)
-    W = as_float64("W", W)
-    check_shape("W", W, (mom.d, mom.d))
+    W = array("W", W, (mom.d, mom.d))
     rank = int(torch.linalg.matrix_rank(W))
     if rank < mom.d:
         raise ValueError(f"W: wants an invertible matrix, got one of rank {rank} of {mom.d}")
@@ -90,25 +79,22 @@ def debiased_attention(mix: Mixture, W: Any) -> Attention:
 
 
 def decoupled(mix: Mixture, n: int) -> Optimum:
-    """Optimum of debiased preconditioned gradient descent, as attention with heads and prompts attains it.
+    """Minimum of `debiased_loss` over W, with the heads and prompts of `debiased_attention`.
 
         W = (abar Bbar^-1 + (n+1) S)^-1        L = tr(S Bbar) + s2 - n tr(S W S Bbar)
 
-    Heads and prompts are those of `debiased_attention`. No inverse of Bbar is taken for W; if Bbar is
-    singular and a mean lies outside its range, the infimum is not attained and NotAttained states it, except
-    where the loss leaves W free: n = 0 (loss abar), or Bbar = 0 without noise (loss 0). The paper's
-    Proposition 1 has this loss equal to the infimum over heads and prompts; it is only an upper bound of that
-    (see `scaled_heads`). Its appendix omits the s2.
+    W exists for a singular Bbar. If then a mean lies outside the range of Bbar, NotAttained reports the infimum, except
+    where the loss does not depend on W: n = 0 (loss abar), or Bbar = 0 without noise (loss 0). The paper's
+    Proposition 1 equates this loss with the infimum over heads and prompts. It is only an upper bound of it (see
+    `scaled_heads`). The paper's appendix omits s2.
 
     Parameters
     ----------
-    mix, n
-        As in `fastlin.theory.plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompt tokens (K, d+1), heads (K, d+1).
+    Optimum with W (d, d), prompt tokens and heads (K, d+1)
 
     Examples
     --------
@@ -125,21 +111,19 @@ def decoupled(mix: Mixture, n: int) -> Optimum:
 def shared_shift(mix: Mixture, n: int) -> Optimum:
     """Optimum over W, prompts and a head [-m; 1] that all tasks share.
 
-    The best shift is m = sum_k pi_k mu_k. W and the loss are those of `joint` for the centred means, and
+    The best shift is m = sum_k pi_k mu_k. W and the loss are those of `joint` for the centred means.
 
         head [-m; 1]        prompt token [r_k; r_k.m + 1],    r_k = p_k(centred) + W^-1 m
 
-    Not in the paper, whose Assumption 1 takes m = 0 as no restriction: with sum_k pi_k mu_k != 0 it is one.
+    The paper does not have this optimum. Its Assumption 1 sets m = 0, a restriction if sum_k pi_k mu_k != 0.
 
     Parameters
     ----------
-    mix, n
-        As in `fastlin.theory.plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompt tokens (K, d+1), heads (K, d+1), all the same.
+    Optimum with W (d, d), prompt tokens (K, d+1), and heads (K, d+1) that are all equal
 
     Examples
     --------
@@ -153,37 +137,34 @@ def shared_shift(mix: Mixture, n: int) -> Optimum:
     W, loss = centred.W, centred.loss
     r = centred.prompts + m @ torch.linalg.pinv(W).mT
     target = m + centred.prompts @ W.mT
-    W, r = settle(mom, W, r, target, loss, free=n == 0)
+    W, r = attain(mom, W, r, target, loss, W_is_free=n == 0)
     tokens, heads = _tokens(r, m.expand_as(mom.mu), torch.ones_like(mom.pi))
     return Optimum(W, tokens, heads, loss)
 
 
 def scaled_heads(mix: Mixture, n: int) -> Optimum:
-    """Optimum over W and heads s_k [-mu_k; 1] with prompts: debiased descent, one step length per task.
+    """Optimum over W and heads s_k [-mu_k; 1] with prompts: debiased descent with a step length for each task.
 
         L = min_{W, s} sum_k pi_k { s_k^2 tr(S W C0_k W') - 2 n s_k tr(S W S B_k) + tr(S B_k) + s2 }
         C0_k = n (tr(S B_k) + s2) S + n(n+1) S B_k S
 
-    The minimum is found by alternation,
+    Alternation finds the minimum:
 
         W = n (sum_k pi_k s_k B_k) S (sum_k pi_k s_k^2 C0_k)^-1        s_k = n tr(S W S B_k) / tr(S W C0_k W')
 
-    from K+1 starts at once: s = 1, which makes the result no worse than `decoupled`, and each task's own best
-    W. It stops when no s_k moves by 1e-10 of the largest, where the loss, flat to first order, is exact to
-    rounding; the lowest end is returned, with sum_k pi_k s_k^2 = 1. The problem is not convex: a minimum that
-    no start leads to would be missed, though none was found by random starts.
-    The paper's Proposition 1 overlooks these heads: L <= L_decoupled, with equality when one W is best for
-    every task.
+    It runs from K+1 starts: s = 1, which makes the result no worse than `decoupled`, and the best W of each task. It
+    stops when no s_k changes by more than 1e-10 of the largest. The loss is then exact to rounding, because it is flat
+    to first order. The lowest loss is returned, with sum_k pi_k s_k^2 = 1. The problem is not convex, so the starts
+    could miss a minimum; random starts found none that was missed. The paper's Proposition 1 overlooks these heads:
+    L <= L_decoupled, with equality when one W is best for every task.
 
     Parameters
     ----------
-    mix, n
-        As in `fastlin.theory.plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompt tokens (K, d+1), heads (K, d+1).
+    Optimum with W (d, d), prompt tokens (K, d+1), heads (K, d+1)
 
     Examples
     --------
@@ -200,28 +181,26 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
 
 
 def heads_lower_bound(mix: Mixture, n: int) -> Bound:
-    """A lower bound on the loss of any one-layer attention with task heads and prompts.
+    """Lower bound on the loss of any one-layer attention with task heads and prompts.
 
         sum_k pi_k min_W L0_k(W) = sum_k pi_k { tr(S B_k) + s2 - n tr(S W_k S B_k) }
         W_k = B_k ((tr(S B_k) + s2) I + (n+1) S B_k)^-1
 
-    where L0_k is the debiased loss of task k alone. Equal to `decoupled` when every task has the same W_k.
+    L0_k is the debiased loss of task k alone. The bound equals `decoupled` when every task has the same W_k.
 
     Parameters
     ----------
-    mix, n
-        As in `fastlin.theory.plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
     Bound
-        Of the loss, a scalar of shape ().
 
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> round(float(fl.theory.heads_lower_bound(mix, 10)), 4), round(fl.theory.decoupled(mix, 10).loss, 4)
-    (0.4615, 0.4615)
+    >>> round(float(fl.theory.heads_lower_bound(mix, 10)), 4)
+    0.4615
     """
     mom, n = Moments.of(mix), check_shots(n)
     a = torch.einsum("ij,kij->k", mom.S, mom.B) + mom.s2
@@ -229,9 +208,9 @@ def heads_lower_bound(mix: Mixture, n: int) -> Bound:
 
 
 def _debiased_minima(mom: Moments, n: int, B: Tensor, a: Tensor) -> Tensor:
-    """min_W of the debiased loss for task covariances B (k, d, d), a = tr(S B) + s2 (k,); returns (k,).
+    """Minimum (k,) over W of the debiased loss for task covariances B (k, d, d) and a = tr(S B) + s2 (k,).
 
-    tr(S B) + s2 - n tr(S W S B) = s2 + tr(S B (a I + (n+1) S B)^-1 (a I + S B)); a = 0 has S B = 0.
+    tr(S B) + s2 - n tr(S W S B) = s2 + tr(S B (a I + (n+1) S B)^-1 (a I + S B)); a = 0 implies S B = 0.
     """
     SB = mom.S @ B
     ridge = torch.where(a > 0, a, 1.0)[:, None, None] * mom.eye
@@ -240,7 +219,7 @@ def _debiased_minima(mom: Moments, n: int, B: Tensor, a: Tensor) -> Tensor:
 
 
 def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
-    """W (d, d), s (K,) and loss of `scaled_heads`; needs n >= 1 and abar > 0."""
+    """W (d, d), s (K,) and loss of `scaled_heads`, for n >= 1 and abar > 0."""
     S, B, pi = mom.S, mom.B, mom.pi
     a = torch.einsum("ij,kij->k", S, B) + mom.s2  # (K,)
     SBS = S @ B @ S
@@ -260,14 +239,14 @@ def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
         s = s / (s.square() @ pi).sqrt()[:, None]
         return s * torch.where(s @ pi < 0, -1.0, 1.0)[:, None]
 
-    own = [ridge_preconditioner(mom, n, B_k, float(a_k)) for B_k, a_k in zip(B, a, strict=True) if float(a_k) > 0]
-    s = torch.cat([S.new_ones(1, mom.K), best_s(torch.stack(own))])
+    task_W = [ridge_preconditioner(mom, n, B_k, float(a_k)) for B_k, a_k in zip(B, a, strict=True) if float(a_k) > 0]
+    s = torch.cat([S.new_ones(1, mom.K), best_s(torch.stack(task_W))])
     for _ in range(_MAX_SWEEPS):
         previous, s = s, best_s(best_W(s))
         if float((s - previous).abs().max()) <= 1e-10 * float(s.abs().max()):
             break
     else:
-        warnings.warn(f"scaled_heads: not settled after {_MAX_SWEEPS} sweeps", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"scaled_heads: no convergence after {_MAX_SWEEPS} sweeps", RuntimeWarning, stacklevel=3)
     W = best_W(s)
     losses = torch.stack([_scaled_loss(mom, n, W_r, s_r) for W_r, s_r in zip(W, s, strict=True)])
     best = int(losses.argmin())
@@ -275,7 +254,7 @@ def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
-    """The sum that `scaled_heads` minimises, as squares, with E_k = n s_k W S - I."""
+    """The loss that `scaled_heads` minimises, as a sum of squares with E_k = n s_k W S - I."""
     S, sW = mom.S, s[:, None, None] * W
     sWS = sW @ S
     E = n * sWS - mom.eye
@@ -285,12 +264,12 @@ def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
 
 
 def _with_heads(mom: Moments, n: int, W: Tensor, s: Tensor, loss: float) -> Optimum:
-    """The optimum with heads s_k [-mu_k; 1] and prompts that give c_k = mu_k."""
+    """Optimum with heads s_k [-mu_k; 1] and prompts for which c_k = mu_k."""
     if bool((s == 0).any()):
-        reason = "a task that the context tells nothing about wants a head of size zero"
+        reason = "the context carries no information about a task, which needs a head of size zero"
         raise NotAttained(loss, reason, "task covariances that are not zero")
     r = mom.mu @ torch.linalg.pinv(W).mT
-    W, r = settle(mom, W, r, mom.mu, loss, free=n == 0 or mom.abar == 0)
+    W, r = attain(mom, W, r, mom.mu, loss, W_is_free=n == 0 or mom.abar == 0)
     tokens, heads = _tokens(r, mom.mu, s)
     return Optimum(W, tokens, heads, loss)
 

@@ -1,4 +1,4 @@
-"""What the closed forms return, and its translation into parameters of the attention ops."""
+"""Results of the closed forms, and their conversion to parameters of the attention ops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from torch import Tensor
 
 
 class Attention(NamedTuple):
-    """Parameters of the one-layer ops: p (K, 1, m) prompt tokens, W (m, m), v (K, m) heads; scale 1.
+    """Parameters of the one-layer ops, for scale 1.
 
     Attributes
     ----------
-    p : Tensor (K, 1, m)
-    W : Tensor (m, m)
-    v : Tensor (K, m)
+    p, W, v : Tensor (K, 1, m), (m, m), (K, m)
+        Prompt tokens, query-key weight and heads.
 
     Examples
     --------
@@ -37,13 +36,13 @@ class NotAttained(ValueError):
     Attributes
     ----------
     infimum : float
-        The infimum of the population loss.
+        Of the population loss.
     reason, wants : str
-        Why it is not attained, and what it would take.
+        Why no parameters attain it, and a condition under which some do.
 
     Examples
     --------
-    A task without spread, of a mean that is not zero:
+    A mean along a direction in which no task varies:
 
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, 0.0]], [[[0.0, 0.0], [0.0, 1.0]]] * 2, [0.5, 0.5])
     >>> try:
@@ -66,18 +65,16 @@ class NotAttained(ValueError):
 
 @dataclass(frozen=True)
 class Bound:
-    """A value of the loss that no parameters are claimed to attain; `float(bound)` is the value.
+    """A bound on the loss, without parameters that attain it; `float(bound)` is its value.
 
     Attributes
     ----------
-    loss : float, a scalar of shape ()
+    loss : float
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> bound = fl.theory.heads_lower_bound(mix, 10)
-    >>> float(bound) == bound.loss
-    True
+    >>> float(fl.theory.Bound(loss=0.5))
+    0.5
     """
 
     loss: float
@@ -93,13 +90,13 @@ class Optimum:
     Attributes
     ----------
     W : Tensor (d, d)
-        Preconditioner: the prediction is x' W (X'y + p_k) in the reduced model.
+        Preconditioner: the reduced model predicts x' W (X'y + p_k).
     prompts : Tensor (K, d), or (K, d+1) with heads
-        Reduced prompts p_k, or whole prompt tokens where task heads are in use.
+        Reduced prompts p_k, or whole prompt tokens if there are task heads.
     heads : Tensor (K, d+1) or None
         Task heads; None is the fixed head e_m of the reduced model.
     loss : float
-        The population loss at the optimum, label noise included.
+        Population loss, label noise included.
 
     Examples
     --------
@@ -118,14 +115,9 @@ class Optimum:
         return self.loss
 
     def attention(self) -> Attention:
-        """The same predictor as parameters p, W, v of the ops, m = d + 1, scale 1.
+        """The predictor as parameters of the ops: W becomes [[W, 0], [0, 0]], m = d + 1.
 
-        W becomes [[W, 0], [0, 0]]. Without heads v_k = e_m and the prompt token is [p_k; 1].
-
-        Returns
-        -------
-        Attention
-            p (K, 1, m), W (m, m), v (K, m).
+        Without heads v_k = e_m, and the prompt token is [p_k; 1].
         """
         K, d = self.prompts.shape[0], self.W.shape[0]
         if self.heads is None:

@@ -1,8 +1,8 @@
 """Closed forms of the reduced model f = x' W (X'y + p_k): population loss, optima, and the gaps between them.
 
-Only E[X'X A X'X] = n tr(SA) S + n(n+1) S A S (A symmetric) is used: no isotropy, no commuting matrices, no
-symmetry of W. Symbols are those of `moments`. The losses are written as sums of non-negative terms, so that
-they keep their digits when n is large and the loss is small against E[y^2].
+The derivations use only E[X'X A X'X] = n tr(SA) S + n(n+1) S A S (A symmetric). They assume no isotropy, no commuting
+matrices and no symmetry of W. `moments` defines the symbols. Losses are sums of non-negative terms, so they keep their
+digits when n is large and the loss is small against E[y^2].
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shots
+from fastlin.theory._checks import array, check_shots
 from fastlin.theory.moments import Mixture, Moments
 from fastlin.theory.optimum import NotAttained, Optimum
 
-# An optimum counts as attained when its prompts cost less than this fraction of E[y^2].
+# An optimum counts as attained when the error of its prompts adds less than this fraction of E[y^2] to the loss.
 _ATTAINED = 1e-12
 
 
 def normaliser(mix: Mixture) -> float:
-    """E[y^2] = tr(S Btil) + s2: the loss of predicting zero, by which curves of risk are divided.
+    """E[y^2] = tr(S Btil) + s2, the loss of predicting zero. Risk curves are divided by it.
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
+    mix : as in `plain`
 
     Returns
     -------
-    float, a scalar of shape ()
+    float
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> fl.theory.normaliser(mix)
+    >>> fl.theory.normaliser(fl.TaskMixture([[1.0]], [[[2.0]]], [1.0]))
     3.0
     """
     return Moments.of(mix).a
@@ -44,26 +42,22 @@ def normaliser(mix: Mixture) -> float:
 def population_loss(mix: Mixture, n: int, W: Any, prompts: Any = None) -> Tensor:
     """Exact population loss of the reduced model at any W and prompts; differentiable in both.
 
-    With E = n W S - I,
-
         L = s2 + tr(S E Bbar E') + n a tr(S W S W') + n tr(S W S Btil S W')
-            + sum_k pi_k ||E mu_k + W p_k||_S^2
+            + sum_k pi_k ||E mu_k + W p_k||_S^2,    E = n W S - I
 
-    which is, written as squares,
+    The same loss, with the squares expanded:
 
         sum_k pi_k { tr(S W C_k W') - 2n tr(S W S R_k) + tr(S R_k) + s2 + 2 v_k'S W p_k + p_k'W'S W p_k }
         C_k = n (tr(S R_k) + s2) S + n(n+1) S R_k S        v_k = E mu_k
 
-    The law of beta enters through its first two moments only.
+    Only the first two moments of beta enter.
 
     Parameters
     ----------
-    mix : task mixture with bias=False
-    n : int
-        Context length, 0 allowed.
+    mix, n : as in `plain`
     W : Tensor (d, d) or (R, d, d)
     prompts : Tensor (K, d) or (R, K, d), optional
-        None is zero. One set of prompts serves every W of a batch, and the other way round.
+        None is zero. A batch of W may share one set of prompts, and a batch of prompts one W.
 
     Returns
     -------
@@ -80,18 +74,15 @@ def population_loss(mix: Mixture, n: int, W: Any, prompts: Any = None) -> Tensor
     (0.6207, True)
     """
     mom, n = Moments.of(mix), check_shots(n)
-    W = as_float64("W", W)
-    check_shape("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
-    if prompts is None:
-        return reduced_loss(mom, n, W, None)
-    prompts = as_float64("prompts", prompts)
-    batched = W.shape[0] if W.ndim == 3 else "R"
-    check_shape("prompts", prompts, (mom.K, mom.d), (batched, mom.K, mom.d))
+    W = array("W", W, (mom.d, mom.d), ("R", mom.d, mom.d))
+    if prompts is not None:
+        R = len(W) if W.ndim == 3 else "R"
+        prompts = array("prompts", prompts, (mom.K, mom.d), (R, mom.K, mom.d))
     return reduced_loss(mom, n, W, prompts)
 
 
 def reduced_loss(mom: Moments, n: int, W: Tensor, prompts: Tensor | None) -> Tensor:
-    """`population_loss` from moments, W (..., d, d), prompts (..., K, d)."""
+    """`population_loss` of moments, W (..., d, d) and prompts (..., K, d)."""
     S = mom.S
     WS = W @ S
     E = n * WS - mom.eye
@@ -109,12 +100,12 @@ def _quadratic(S: Tensor, W: Tensor, C: Tensor) -> Tensor:
 
 
 def plain(mix: Mixture, n: int) -> Optimum:
-    """Optimum without prompts.
+    """Optimum without prompts: the paper's Theorem 1, for any S.
 
         W = Btil (a I + (n+1) S Btil)^-1 = (a Btil^-1 + (n+1) S)^-1        L = a - n tr(S W S Btil)
 
-    No inverse of Btil is taken. At n = 0 the loss is E[y^2] whatever W, which is then the formula's; without
-    any signal or noise W = 0. The prompts of the result are zero (K, d). The paper's Theorem 1, for any S.
+    Btil may be singular. At n = 0 every W has the loss E[y^2], and W follows the formula. W = 0 without signal and
+    noise.
 
     Parameters
     ----------
@@ -125,8 +116,7 @@ def plain(mix: Mixture, n: int) -> Optimum:
 
     Returns
     -------
-    Optimum
-        W (d, d), prompts (K, d) of zeros.
+    Optimum with W (d, d) and zero prompts (K, d)
 
     Examples
     --------
@@ -135,28 +125,30 @@ def plain(mix: Mixture, n: int) -> Optimum:
     0.6923
     """
     mom, n = Moments.of(mix), check_shots(n)
-    loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
-    return Optimum(preconditioner(mom, n), torch.zeros_like(mom.mu), None, loss)
+    loss = mom.s2
+    if mom.a != 0:  # L = s2 + tr(S Btil (a I + (n+1) S Btil)^-1 (a I + S Btil))
+        SB, ridge = mom.S @ mom.Btil, mom.a * mom.eye
+        loss += float(torch.trace(SB @ left_divide(ridge + (n + 1) * SB, ridge + SB)))
+    W = ridge_preconditioner(mom, n, mom.Btil, mom.a)
+    return Optimum(W, torch.zeros_like(mom.mu), None, loss)
 
 
 def fine_tuned(mix: Mixture, n: int) -> Optimum:
-    """Optimum of the prompts on top of `plain`'s frozen W.
+    """Optimum over the prompts, with W frozen at that of `plain`.
 
         p_k = (a Btil^-1 + S) mu_k        L = L_plain - tr(S M (n S W - I)^2)
 
-    Btil^-1 is a pseudo-inverse: every mean lies in the range of Btil, so the prompts exist whatever its rank,
-    and they do not depend on n. n = 0: the loss is abar. The paper's L (Theorem 2) has (nW-I)'(nW-I) in place
-    of the square, right only if S and Btil commute; its appendix boxes P = Mmu (W^-1 - n S), right for S = I.
+    Btil^-1 is a pseudo-inverse. Every mean lies in the range of Btil, so the prompts exist for any rank. They do not
+    depend on n. At n = 0 the loss is abar. The paper's Theorem 2 has (nW-I)'(nW-I) in place of the square, which is
+    right only if S and Btil commute. The formula P = Mmu (W^-1 - n S) of its appendix is right only for S = I.
 
     Parameters
     ----------
-    mix, n
-        As in `plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompts (K, d).
+    Optimum with W (d, d) of `plain`, prompts (K, d)
 
     Examples
     --------
@@ -164,15 +156,14 @@ def fine_tuned(mix: Mixture, n: int) -> Optimum:
     >>> round(fl.theory.fine_tuned(mix, 10).loss, 4)
     0.6391
     """
-    mom, n = Moments.of(mix), check_shots(n)
-    W = preconditioner(mom, n)
-    prompts = mom.mu @ (mom.a * _pinv(mom.Btil) + mom.S)
-    loss = mom.s2 + _remainder(mom, n, mom.Btil, mom.a)
+    mom, start = Moments.of(mix), plain(mix, n)
+    prompts = mom.mu @ (mom.a * torch.linalg.pinv(mom.Btil, hermitian=True) + mom.S)
+    loss = start.loss
     if mom.a > 0:
         SB = mom.S @ mom.Btil
         I_nSW = right_divide(mom.a * mom.eye + SB, mom.a * mom.eye + (n + 1) * SB)  # I - n S W
         loss -= float(torch.trace(mom.S @ mom.M @ I_nSW @ I_nSW))
-    return Optimum(W, prompts, None, loss)
+    return Optimum(start.W, prompts, None, loss)
 
 
 def joint(mix: Mixture, n: int) -> Optimum:
@@ -181,20 +172,18 @@ def joint(mix: Mixture, n: int) -> Optimum:
         W = Bbar (a I + (n+1) S Bbar + S M)^-1        p_k = [(a I + S M) Bbar^-1 + S] mu_k
         L = tr(S Bbar) + s2 - n tr(S W S Bbar)
 
-    W is not symmetric in general, even for S = I; the prompts do not depend on n. For singular Bbar the
-    prompts exist when every mean lies in the range of Bbar (pseudo-inverse); otherwise the infimum is not
-    attained and NotAttained states it. n = 0: the loss is abar, any W with W p_k = mu_k attains it. The
-    paper's Theorem 3 prompts need W' = W, and its "prompts of about -n S mu_k" do not occur.
+    W is not symmetric in general, even for S = I. The prompts do not depend on n. With a singular Bbar they exist if
+    every mean lies in its range, and Bbar^-1 is a pseudo-inverse; else NotAttained reports the infimum. At n = 0 the
+    loss is abar, and any W with W p_k = mu_k attains it. The prompts of the paper's Theorem 3 need W' = W, and its
+    "prompts of about -n S mu_k" do not occur.
 
     Parameters
     ----------
-    mix, n
-        As in `plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompts (K, d).
+    Optimum with W (d, d), prompts (K, d)
 
     Examples
     --------
@@ -208,7 +197,7 @@ def joint(mix: Mixture, n: int) -> Optimum:
 
 
 def joint_optimum(mom: Moments, n: int) -> Optimum:
-    """`joint` from moments."""
+    """`joint` of moments."""
     S = mom.S
     if mom.a == 0:
         return Optimum(torch.zeros_like(S), torch.zeros_like(mom.mu), None, 0.0)
@@ -216,29 +205,26 @@ def joint_optimum(mom: Moments, n: int) -> Optimum:
     SB = S @ mom.Bbar
     W = right_divide(mom.Bbar, fixed + (n + 1) * SB)
     loss = mom.s2 + float(torch.trace(SB @ left_divide(fixed + (n + 1) * SB, fixed + SB)))
-    prompts = mom.mu @ (_pinv(mom.Bbar) @ fixed.mT + S)
+    prompts = mom.mu @ (torch.linalg.pinv(mom.Bbar, hermitian=True) @ fixed.mT + S)
     target = mom.mu - n * mom.mu @ (W @ S).mT
-    W, prompts = settle(mom, W, prompts, target, loss, free=n == 0)
+    W, prompts = attain(mom, W, prompts, target, loss, W_is_free=n == 0)
     return Optimum(W, prompts, None, loss)
 
 
 def one_prompt(mix: Mixture, n: int) -> Optimum:
-    """Optimum over W and one prompt for all tasks, which hides the task from the model.
+    """Optimum over W and one prompt p for all tasks, which hides the task from the model.
 
-    With p_k = p the loss is an expectation over beta that no longer asks for its task, and beta enters through its
-    first two moments only: this is `joint` of the single task of mean mubar = sum_k pi_k mu_k and covariance
-    Btil - mubar mubar'. It is `plain`, with p = 0, when mubar = 0. The prompts (K, d) of the result are all p.
-    NotAttained where `joint` of the single task raises it.
+    The loss depends on beta through its first two moments over all tasks. So the optimum is `joint` of a single task
+    with mean mubar = sum_k pi_k mu_k and covariance Btil - mubar mubar'. It raises NotAttained where that does, and
+    equals `plain`, with p = 0, when mubar = 0.
 
     Parameters
     ----------
-    mix, n
-        As in `plain`.
+    mix, n : as in `plain`
 
     Returns
     -------
-    Optimum
-        W (d, d), prompts (K, d), all the same.
+    Optimum with W (d, d), prompts (K, d) that all equal p
 
     Examples
     --------
@@ -251,11 +237,6 @@ def one_prompt(mix: Mixture, n: int) -> Optimum:
     return Optimum(optimum.W, optimum.prompts.repeat(mom.K, 1), None, optimum.loss)
 
 
-def preconditioner(mom: Moments, n: int) -> Tensor:
-    """W (d, d) of `plain`: Btil (a I + (n+1) S Btil)^-1, zero when y = 0."""
-    return ridge_preconditioner(mom, n, mom.Btil, mom.a)
-
-
 def ridge_preconditioner(mom: Moments, n: int, B: Tensor, a: float) -> Tensor:
     """B (a I + (n+1) S B)^-1 (d, d), zero for a = 0 (then S B = 0 as well)."""
     if a == 0:
@@ -263,34 +244,22 @@ def ridge_preconditioner(mom: Moments, n: int, B: Tensor, a: float) -> Tensor:
     return right_divide(B, a * mom.eye + (n + 1) * mom.S @ B)
 
 
-def _remainder(mom: Moments, n: int, B: Tensor, a: float) -> float:
-    """tr(S B) - n tr(S W S B) = tr(S B (a I + (n+1) S B)^-1 (a I + S B)), W of `ridge_preconditioner`."""
-    if a == 0:
-        return 0.0
-    SB = mom.S @ B
-    return float(torch.trace(SB @ left_divide(a * mom.eye + (n + 1) * SB, a * mom.eye + SB)))
-
-
-def settle(
-    mom: Moments, W: Tensor, prompts: Tensor, target: Tensor, loss: float, *, free: bool
+def attain(
+    mom: Moments, W: Tensor, prompts: Tensor, target: Tensor, loss: float, *, W_is_free: bool
 ) -> tuple[Tensor, Tensor]:
     """W and prompts (K, d) with W p_k = target_k in S-norm, or NotAttained with the infimum `loss`.
 
-    A residual e_k = W p_k - target_k costs sum_k pi_k ||e_k||_S^2. Where the loss leaves W free (no context,
-    or nothing left to learn from it) the target is mu_k, and `plain`'s W serves, because its range holds
-    every mean.
+    A residual e_k = W p_k - target_k adds sum_k pi_k ||e_k||_S^2 to the loss. If W is free, because the context is
+    empty or carries no information, the target is mu_k. The W of `plain` then serves: its range contains every mean.
     """
-    if _cost(mom, prompts @ W.mT - target) <= _ATTAINED * mom.a:
+    residual = prompts @ W.mT - target
+    if float(torch.einsum("k,ki,ij,kj->", mom.pi, residual, mom.S, residual)) <= _ATTAINED * mom.a:
         return W, prompts
-    if free:
-        W = preconditioner(mom, 0)
+    if W_is_free:
+        W = ridge_preconditioner(mom, 0, mom.Btil, mom.a)
         return W, mom.mu @ torch.linalg.pinv(W).mT
     reason = "a mean lies outside the range of the singular mean task covariance"
     raise NotAttained(loss, reason, "means inside that range")
-
-
-def _cost(mom: Moments, residual: Tensor) -> float:
-    return float(torch.einsum("k,ki,ij,kj->", mom.pi, residual, mom.S, residual))
 
 
 class GapLimits(NamedTuple):
@@ -298,18 +267,13 @@ class GapLimits(NamedTuple):
 
     Attributes
     ----------
-    plain_fine_tuned : float
-        Of n^2 times the gap; all three are scalars, of shape ().
-    fine_tuned_joint : float
-        Of n^2 times the gap.
-    joint_decoupled : float
-        Of n times the gap.
+    plain_fine_tuned, fine_tuned_joint, joint_decoupled : float
+        The first two are limits of n^2 times the gap, the third of n times the gap.
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> round(fl.theory.gap_limits(mix).joint_decoupled, 4)
-    3.0
+    >>> fl.theory.gap_limits(fl.TaskMixture([[1.0], [-1.0]], [[[1.0]], [[1.0]]], [0.5, 0.5]))
+    GapLimits(plain_fine_tuned=4.0, fine_tuned_joint=4.0, joint_decoupled=2.0)
     """
 
     plain_fine_tuned: float
@@ -324,24 +288,21 @@ def gap_limits(mix: Mixture) -> GapLimits:
         n^2 (L_fine_tuned - L_joint)  ->  tr( S^-1 K Bbar K' ),    K = (a I + S M) Bbar^-1 - a Btil^-1
         n   (L_joint - L_decoupled)   ->  (d+1) tr(S M)
 
-    S and Bbar must be invertible. The paper's Corollary 1 has the second gap as O(1/n); it is Theta(1/n^2).
+    S and Bbar must be invertible. The paper's Corollary 1 states O(1/n) for the second gap, which is Theta(1/n^2).
 
     Parameters
     ----------
-    mix : TaskMixture
-        With bias=False.
+    mix : as in `plain`
 
     Returns
     -------
     GapLimits
-        Three scalars, of shape ().
 
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> n = 10_000
-    >>> gap = fl.theory.joint(mix, n).loss - fl.theory.decoupled(mix, n).loss
-    >>> round(n * gap, 2), round(fl.theory.gap_limits(mix).joint_decoupled, 2)
+    >>> gap = fl.theory.joint(mix, 10_000).loss - fl.theory.decoupled(mix, 10_000).loss
+    >>> round(10_000 * gap, 2), round(fl.theory.gap_limits(mix).joint_decoupled, 2)
     (3.0, 3.0)
     """
     mom = Moments.of(mix)
@@ -359,15 +320,10 @@ def gap_limits(mix: Mixture) -> GapLimits:
     )
 
 
-def _pinv(matrix: Tensor) -> Tensor:
-    inverse: Tensor = torch.linalg.pinv(matrix, hermitian=True)
-    return inverse
-
-
 def left_divide(X: Tensor, B: Tensor) -> Tensor:
     """X^-1 B, for matrices (d, d) or batches of them (k, d, d).
 
-    One by one: torch's batched solve gives wrong numbers for d >= 151 on more than one thread (pytorch issue 142815).
+    One solve for each matrix: torch's batched solve is wrong for d >= 151 on several threads (pytorch issue 142815).
     """
     if X.ndim > 2:
         return torch.stack([left_divide(*pair) for pair in zip(X, B.expand_as(X), strict=True)])

@@ -1,4 +1,4 @@
-"""Any nest of tensors, numbers and texts as a JSON tree beside its tensors, and back: optimisers, without pickle."""
+"""Nested containers of tensors, numbers and texts, such as optimiser states, as a JSON tree plus tensors: no pickle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """A tree that JSON holds; tensors go into `tensors` under names that start with `where`.
-
-    Raises
-    ------
-    TypeError
-        When something is in it that is neither a container nor a tensor, number, text or None.
-    """
+    """The JSON tree of a value; its tensors are added to `tensors` under names that start with `where`."""
     if isinstance(value, Tensor):
         tensors[where] = value
         return {"tensor": where}
@@ -31,13 +25,7 @@ def flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def restore(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `flatten`.
-
-    Raises
-    ------
-    KeyError, TypeError or ValueError
-        When the tree is not one that `flatten` makes.
-    """
+    """The inverse of `flatten`; KeyError, TypeError or ValueError for other trees."""
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()

@@ -1,42 +1,33 @@
-"""Checks of the fields of a run, and their description in JSON."""
+"""Checks of the fields of a `RunConfig`: each alone, then those that constrain each other."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import torch
 
-from fastlin.data.philox import integer
-from fastlin.training.optimiser import OPTIMISERS, SCHEDULES, Lost
+from fastlin import backends, models
+from fastlin._checks import choice, real
+from fastlin.training import streams
+from fastlin.training.optimiser import COUPLED, OPTIMISERS, SCHEDULES, make_optimiser, optimiser_class
 
 if TYPE_CHECKING:
     from fastlin.training.config import RunConfig
 
-# Values that depend on the number of features d.
 OF_FEATURES: dict[str, Callable[[int], float]] = {
     "1/sqrt(d+1)": lambda d: (d + 1) ** -0.5,
     "1/(d+1)^1.5": lambda d: (d + 1) ** -1.5,
     "1/sqrt(3(d+1))": lambda d: (3 * (d + 1)) ** -0.5,
     "1/sqrt(3)/(d+1)^2.5": lambda d: 3**-0.5 * (d + 1) ** -2.5,
 }
-_SWITCHES = (
-    "batch_per_task",
-    "prompts_in_turn",
-    "own_data",
-    "see_query",
-    "shot_scale",
-    "heads_averaged",
-    "trainable_entry",
-    "fixed_head",
-)
+"""Values that depend on the number of features d."""
+_MAX_STEPS = 1 << 24
 
 
-def protocol(config: RunConfig) -> None:
-    """Check the fields that a preset decides, one by one."""
+def check_protocol(config: RunConfig) -> None:
+    """Check each field that a preset decides."""
     for name in ("steps", "batch", "points"):
         value = getattr(config, name)
         if name == "points" and value is None:
@@ -50,15 +41,12 @@ def protocol(config: RunConfig) -> None:
     real("start_readout", config.start_readout)
     if config.clip is not None:
         real("clip", config.clip, 0.0)
-    for name in _SWITCHES:
-        if not isinstance(getattr(config, name), bool):
-            raise ValueError(f"{name}: got {getattr(config, name)!r}, wants True or False")
-    for name in ("scale", "start_attention", "start_values", "start_heads", "start_prompts"):
-        value = getattr(config, name)
-        if isinstance(value, str):
-            choice(name, value, OF_FEATURES)
-        else:
-            real(name, value)
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if field.type == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{name}: got {value!r}, wants True or False")
+        if field.type == "Number":
+            choice(name, value, OF_FEATURES) if isinstance(value, str) else real(name, value)
     choice("units", config.units, ("data", "literal"))
     for name in ("start", "start_prompts_as"):
         choice(name, getattr(config, name), ("normal", "uniform"))
@@ -71,50 +59,65 @@ def protocol(config: RunConfig) -> None:
         raise ValueError(f"optimiser_options: got {config.optimiser_options!r}, wants a mapping of names to values")
 
 
-def real(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
-    """Raise unless `value` is a finite number from `low` to `high`."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
-        span = "" if low == -math.inf else f" >= {low:g}" if high == math.inf else f" from {low:g} to {high:g}"
-        raise ValueError(f"{name}: got {value!r}, wants a finite number{span}")
+def check_sources(config: RunConfig) -> None:
+    """Check that the task sources are those that the regime's terms name."""
+    row, mix, target = config.regime, config.mix, config.target
+    for name, source in (("mix", mix), ("target", target)):
+        if source is not None and (isinstance(source, type) or not hasattr(source, "sample")):
+            raise TypeError(f"{name}: got a {type(source).__name__}, wants a task source such as fastlin.TaskMixture")
+    if mix is None:
+        raise TypeError("mix: got None, wants a task source such as fastlin.TaskMixture")
+    wanted = "target" in {row.judged.source, *(term.source for phase in row.phases for term in phase.objective)}
+    if target is None:
+        if wanted:
+            raise ValueError(f"target: got None, wants a task source: regime {row.name!r} trains on it")
+        return
+    if not wanted:
+        raise ValueError(f"target: got a {type(target).__name__}, wants None: regime {row.name!r} does not train on it")
+    if (target.m, target.K) != (mix.m, mix.K):
+        raise ValueError(
+            f"target: has token width {target.m} and {target.K} tasks, wants {mix.m} and {mix.K}, those of mix"
+        )
 
 
-def count(name: str, value: Any) -> int:
-    """`value` as an integer >= 1."""
-    size = integer(name, value, 1 << 31)
-    if size == 0:
-        raise ValueError(f"{name}: got 0, wants an integer >= 1")
-    return size
+def check_combinations(config: RunConfig) -> None:
+    """Check the fields that constrain each other."""
+    row, linear = config.regime, models.KINDS[config.model].linear
+    if config.layers > 1 and config.model != "stack":
+        raise ValueError(f"layers: got {config.layers} for model {config.model!r}, wants 1, or model='stack'")
+    _check_steps(config)
+    alone = any(phase.trains == ("prompts",) for phase in row.phases)
+    # One step per task ignores the weights of the tasks, which decide the best shared prompt.
+    if config.prompts_in_turn and alone and not row.task_prompts and config.mix.K > 1:
+        raise ValueError(
+            f"prompts_in_turn: got True for regime {row.name!r}, whose {config.mix.K} tasks share one prompt; wants "
+            "False, or task_prompts=True"
+        )
+    if config.shot_scale and not linear:
+        raise ValueError(f"shot_scale: got True for model {config.model!r}, which averages tokens anyway; wants False")
+    if config.model == "reduced" and not row.task_heads:
+        for i, phase in enumerate(row.phases):
+            if phase.trains == ("heads",):
+                raise ValueError(f"regime.phases[{i}]: trains heads, which the reduced model has fixed; wants more")
+    choice("backend", config.backend, ("auto", "reference", *backends.names()))
+    config.serving_backend  # noqa: B018  raises where no backend serves
+    kind = optimiser_class(config.optimiser)
+    if kind is None:
+        return
+    if kind in COUPLED and config.shape.trials > 1:
+        raise ValueError(f"optimiser: {kind.__name__} couples all parameters, so trials would interact; wants trials=1")
+    make_optimiser(config, [torch.nn.Parameter(torch.zeros(1, 1))])
 
 
-def choice(where: str, value: Any, allowed: Iterable[str]) -> str:
-    """`value` if it is among those allowed, else an error with the nearest one."""
-    names = list(allowed)
-    if value in names:
-        return str(value)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ValueError(f"{where}: got {value!r}{hint}, wants one of {', '.join(names)}")
-
-
-def described(value: Any) -> Any:
-    """A field's value as JSON has it: objects that describe themselves, dtypes, functions by their names."""
-    if isinstance(value, Lost):
-        return value.name
-    if hasattr(value, "describe"):
-        return value.describe()
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if hasattr(value, "sample"):  # a task source of the user's own, by its class
-        return {"source": type(value).__qualname__}
-    return _function_name(value) if callable(value) else value
-
-
-def _function_name(function: Any) -> str:
-    """The name of a function or class; with a digest of its code, where many have the same name."""
-    name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    code = getattr(function, "__code__", None)
-    if "<" not in name or code is None:
-        return name
-    what = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]))
-    return f"{name} {hashlib.sha256(what.encode()).hexdigest()[:16]}"
+def _check_steps(config: RunConfig) -> None:
+    phases = config.regime.phases
+    if not len(phases) <= config.steps < _MAX_STEPS:
+        raise ValueError(
+            f"steps: got {config.steps}, wants {len(phases)} to {_MAX_STEPS - 1}: one or more for each phase"
+        )
+    terms = max(len(phase.objective) for phase in phases)
+    if terms * (config.trials if config.own_data else 1) > streams.FIRST_RESERVED:
+        raise ValueError(
+            f"trials: got {config.trials} with their own data in {terms} terms, "
+            f"wants at most {streams.FIRST_RESERVED} streams"
+        )

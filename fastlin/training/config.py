@@ -1,12 +1,13 @@
 """The description of a run: everything that decides its numbers, and where it is computed.
 
-`fastlin.train` takes these fields as keywords, `fastlin train` has a flag for each that says so (the rest are
-`--set NAME=VALUE`), and a run's folder keeps what `RunConfig.describe` returns. A new option is one more field.
+The fields are keywords of `fastlin.train`. On the command line those declared with `_flag` have a flag, the rest are
+`--set NAME=VALUE`. A run's folder stores what `RunConfig.describe` returns. A new option is one more field.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,32 +17,30 @@ from typing import Any, Self
 import torch
 
 from fastlin import backends, models
-from fastlin.data.philox import integer
+from fastlin._checks import choice, count, integer
 from fastlin.data.restore import restored
 from fastlin.models import Shape
-from fastlin.ops.sampled import Source
-from fastlin.training import checks, presets, streams
-from fastlin.training.checks import choice
-from fastlin.training.optimiser import COUPLED, Lost, make_optimiser, optimiser_class
+from fastlin.ops.sampled import TaskSource
+from fastlin.training import checks, presets
+from fastlin.training.optimiser import Lost, optimiser_class
 from fastlin.training.regimes import Regime, named
 
 Number = float | str
 """A number, or the name of one that depends on the number of features, such as "1/sqrt(d+1)"."""
 
-_MAX_STEPS = 1 << 24
 _MAX_SHOTS = 1 << 40
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _COUNTS = ("layers", "attention_heads", "prompt_tokens", "trials", "records")
 
 
 def _flag(default: Any, kind: type, help: str) -> Any:
-    """A field that the command line has a flag for."""
+    """A field with a flag on the command line."""
     return field(default=default, metadata={"flag": kind, "help": help})
 
 
 @dataclass(frozen=True, eq=False)
 class RunConfig:
-    """What a run is. Every field but the first three is a keyword of `fastlin.train`.
+    """A run. Every field but the first three is a keyword of `fastlin.train`.
 
     Attributes
     ----------
@@ -50,44 +49,46 @@ class RunConfig:
     n : int
         Context length.
     target : task source or None
-        The task that is fine-tuned on, where the regime has terms on it.
+        The task to fine-tune on, for regimes with terms on a target.
     model : str
-        "reduced", "full", "separate", "stack" or "softmax".
+        "reduced", "full", "separate" (Wq, Wk, Wv and a head), "stack", or "softmax" (`full` with softmax attention, for
+        comparison: torch operations, without closed forms).
     layers, attention_heads, prompt_tokens : int
         L of a stack, H, and prompt tokens of each task.
     trials : int
-        Independent initialisations; of each regime, where several are trained side by side.
+        R, independent initialisations of each regime. Trial r starts the same whatever R is.
     seed : int
     records : int
-        About how many times the risk is recorded on the way.
+        Approximate number of times the risk is recorded during training.
     preset : str
-        Where the fields below come from when they are not given: "paper", "authors" or "tuned".
+        "paper", "authors" or "tuned" (`fastlin.training.presets`): decides the fields from `steps` to `start_readout`
+        that are not given.
     steps : int
         Optimiser steps in all; the phases of a regime share them equally.
     batch : int
-        Fresh sequences in each step; of each task with `batch_per_task`.
+        Fresh sequences in each step; with `batch_per_task`, of each task.
     lr : float
         Largest learning rate.
     optimiser : str, class or function
-        The name of a class of torch.optim in any case, a class, or a function of a list of parameters that returns an
-        optimiser, whose learning rates then are the largest.
+        The name of a class of torch.optim in any case, a class, or a function from a list of parameters to an
+        optimiser, whose learning rates are then the largest.
     optimiser_options : mapping
-        What else a class is called with, such as {"betas": (0.9, 0.99)}.
+        Other arguments of the class, such as {"betas": (0.9, 0.99)}.
     weight_decay : float
-        Of a class.
+        Argument of the class.
     schedule : str or callable
         "constant", "linear", "cosine", "one-cycle" (up over 30 % of a phase, then down), or a function of progress in
         [0, 1] within the phase that returns the learning-rate multiplier.
     clip : float or None
         Largest norm of each trial's gradient; None does not clip.
     average : float
-        Fraction of each phase, at its end, over which parameters are averaged; 0 takes the last ones.
+        Parameters are averaged over this last fraction of each phase; 0 takes the last ones.
     batch_per_task : bool
         Whether each task has `batch` sequences and its loss the task's weight, or tasks are drawn by their weights.
     prompts_in_turn : bool
         Whether a phase that trains prompts alone takes one optimiser step per task, task after task.
     own_data : bool
-        Whether each trial draws its own data, or all share them.
+        Whether each trial draws its own data, or all trials share them.
     units : str
         "data": parameters in the units of the data (`fastlin.models.units`); "literal": as they are, with `scale`.
     scale : Number
@@ -99,28 +100,29 @@ class RunConfig:
     heads_averaged : bool
         Whether attention heads are averaged, or added.
     points : int or None
-        Train on the target by drawing with replacement from this many points of it; None draws fresh ones.
+        Train on this many points of the target, drawn with replacement; None draws fresh points.
     residual : float
         Factor of the identity in the layers of a stack.
     trainable_entry : bool
-        Reduced model only: whether its prompt is a product of a vector and a trainable last entry.
+        Reduced model only: whether its prompt is the product of a vector and a trainable last entry.
     start, start_prompts_as : str
         Distribution of the initial parameters, "normal" or "uniform", and that of the prompts.
     fixed_head : bool
-        Models with value matrices only: whether a head that tasks share is e_m, and the value matrices train alone.
+        Models with value matrices only: whether a head that tasks share is e_m, so that only value matrices train.
     start_attention, start_values, start_heads, start_prompts : Number
-        Their standard deviations, or bounds: of W, Wq, Wk or A; of Wv or C; of v or h; of p.
+        Standard deviations or bounds of W, Wq, Wk or A; of Wv or C; of v or h; of p.
     start_readout : float
-        What heads start with on the label's coordinate, and value matrices on their diagonal.
+        Added to the label coordinate of the heads and to the diagonal of the value matrices.
     dtype : torch.dtype
         Of the parameters and the kernels.
     shards : int or None
-        Pieces of each batch, whose losses and gradients are added in order: the bits are then the same for any number
+        Cut each batch into this many pieces and add their losses and gradients in order: the same bits for any number
         of processes. None takes one piece per process.
     device : torch.device
     backend : str
     distributed : bool or None
-        Whether the processes of torch.distributed's process group share each batch; None: when there is such a group.
+        Whether the processes of torch.distributed's process group share each batch; None: when there is a group. All
+        processes call `train` with the same arguments, and only the first reads and writes `out`.
 
     Examples
     --------
@@ -130,10 +132,10 @@ class RunConfig:
     (0.001, 100, 4)
     """
 
-    mix: Source
+    mix: TaskSource
     regime: Regime
     n: int
-    target: Source | None = None
+    target: TaskSource | None = None
     model: str = _flag("full", str, "reduced, full, separate, stack or softmax")
     layers: int = _flag(1, int, "layers of a stack")
     attention_heads: int = _flag(1, int, "attention heads")
@@ -179,29 +181,19 @@ class RunConfig:
     distributed: bool | None = None
 
     @classmethod
-    def resolve(cls, mix: Any, regime: str | Regime | Sequence[str | Regime], n: int, **given: Any) -> Self:
-        """The description of a run from the arguments of `fastlin.train`, all of it checked before any work.
+    def resolve(cls, mix: Any, regime: str | Regime | Sequence[str | Regime], n: int, **arguments: Any) -> Self:
+        """The description of a run from the arguments of `fastlin.train`, checked before any work.
 
-        Parameters
-        ----------
-        mix, regime, n
-            As in `fastlin.train`.
-        **given
-            Other fields by name. Where a preset decides, None takes its value; None is a value of clip and points.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Naming the argument, what it got and what it wants.
+        None takes the preset's value where a preset decides, but in `clip` and `points`, which have None as a value.
         """
         names = [known.name for known in fields(cls)[3:]]
-        for name in given:
+        for name in arguments:
             if name not in names:
                 close = difflib.get_close_matches(name, names, n=1)
                 hint = f" (did you mean {close[0]}?)" if close else ""
                 raise TypeError(f"train: got an unknown argument {name!r}{hint}, wants one of {', '.join(names)}")
         decided = set(names[names.index("steps") : names.index("dtype")]) - {"clip", "points"}
-        given = {name: value for name, value in given.items() if value is not None or name not in decided}
+        given = {name: value for name, value in arguments.items() if value is not None or name not in decided}
         row = named(regime)
         model = choice("model", given.get("model", cls.model), models.KINDS)
         base = presets.values(given.get("preset", cls.preset), model, row)
@@ -213,45 +205,19 @@ class RunConfig:
         return cls(mix=mix, regime=row, n=n, **values)
 
     def __post_init__(self) -> None:
-        checks.protocol(self)
-        _check_sources(self)
+        checks.check_protocol(self)
+        checks.check_sources(self)
         converted = {"n": integer("n", self.n, _MAX_SHOTS), "seed": integer("seed", self.seed, 1 << 64)}
-        converted |= {name: checks.count(name, getattr(self, name)) for name in _COUNTS}
+        converted |= {name: count(name, getattr(self, name)) for name in _COUNTS}
         if self.shards is not None:
-            converted["shards"] = checks.count("shards", self.shards)
+            converted["shards"] = count("shards", self.shards)
         for name, value in converted.items():
             object.__setattr__(self, name, value)
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        """Raise where two fields do not go together."""
-        row = self.regime
-        if self.layers > 1 and self.model != "stack":
-            raise ValueError(f"layers: got {self.layers} for model {self.model!r}, wants 1, or model='stack'")
-        _check_steps(self)
-        _check_turns(self)
-        if self.shot_scale and not models.KINDS[self.model].linear:
-            raise ValueError(
-                f"shot_scale: got True for model {self.model!r}, which averages tokens anyway; wants False"
-            )
-        if self.model == "reduced" and not row.task_heads:
-            for i, phase in enumerate(row.phases):
-                if phase.trains == ("heads",):
-                    raise ValueError(f"regime.phases[{i}]: trains heads, which the reduced model has fixed; wants more")
-        choice("backend", self.backend, ("auto", "reference", *backends.names()))
-        self.serving_backend  # noqa: B018  raises where no backend serves
-        kind = optimiser_class(self.optimiser)
-        if kind in COUPLED and self.shape.trials > 1:
-            assert kind is not None
-            raise ValueError(
-                f"optimiser: {kind.__name__} couples all parameters, so trials would interact; wants trials=1"
-            )
-        if kind is not None:
-            make_optimiser(self, [torch.nn.Parameter(torch.zeros(1, 1))])
+        checks.check_combinations(self)
 
     @cached_property
     def shape(self) -> Shape:
-        """Sizes of the model; with several regimes side by side, its trials are those of all."""
+        """Sizes of the model, with the trials of all regimes that train side by side."""
         return Shape(
             trials=self.trials * self.variants,
             tasks=self.mix.K,
@@ -266,17 +232,17 @@ class RunConfig:
 
     @property
     def variants(self) -> int:
-        """Regimes that are trained side by side."""
+        """Number of regimes that train side by side."""
         return max(len(self.regime.variants), 1)
 
     @property
-    def sources(self) -> dict[str, Source]:
-        """The task sources by the names that terms of an objective have for them."""
+    def sources(self) -> dict[str, TaskSource]:
+        """The task sources by the names in the terms of an objective."""
         return {"mix": self.mix} if self.target is None else {"mix": self.mix, "target": self.target}
 
     @property
-    def judged(self) -> tuple[Source, int]:
-        """The task source and the shots that the risk is taken on."""
+    def judged(self) -> tuple[TaskSource, int]:
+        """Task source and shots of the risk."""
         term = self.regime.judged
         return self.sources[term.source], self.n if term.shots is None else term.shots
 
@@ -301,11 +267,11 @@ class RunConfig:
     def describe(self) -> dict[str, Any]:
         """Everything that decides the numbers, in values that JSON has; functions by their names."""
         described: dict[str, Any] = {
-            known.name: checks.described(getattr(self, known.name))
+            known.name: _described(getattr(self, known.name))
             for known in fields(self)
             if known.name not in ("mix", "target", "device", "backend", "distributed", "shards")
         }
-        described["sources"] = {name: checks.described(source) for name, source in self.sources.items()}
+        described["sources"] = {name: _described(source) for name, source in self.sources.items()}
         if self.shards is not None:
             described["shards"] = self.shards
         as_read: dict[str, Any] = json.loads(json.dumps(described))
@@ -313,43 +279,40 @@ class RunConfig:
 
     @classmethod
     def restore(cls, described: Mapping[str, Any]) -> Self | None:
-        """The inverse of `describe`; None where a task source is not written out: one of the user's own, or large.
+        """The inverse of `describe`; None where a task source is not written out: a class of the user, or a large one.
 
-        Raises
-        ------
-        ValueError, TypeError
-            Where the description is not one of a run.
+        Raises KeyError, TypeError or ValueError where the description is not one of a run.
         """
         values = {name: value for name, value in described.items() if name not in ("sources", "regime")}
         regime = named(Regime.restore(described["regime"]))
-        found: dict[str, Any] = {name: restored(source) for name, source in described["sources"].items()}
-        if None in found.values():
+        sources: dict[str, Any] = {name: restored(source) for name, source in described["sources"].items()}
+        if None in sources.values():
             return None
         for name in ("optimiser", "schedule"):
             values[name] = Lost.unless_known(name, values[name])
         values["dtype"] = _dtype(values["dtype"])
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in values["optimiser_options"].items()}
-        return cls(regime=regime, **{**values, "optimiser_options": options}, **found)
+        return cls(regime=regime, **{**values, "optimiser_options": options}, **sources)
 
 
 def _optimiser_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the preset, unless the optimiser is another one, and those that were given."""
-    known = RunConfig.optimiser
-    before, now = (optimiser_class(values.get("optimiser", known)) for values in (base, {**base, **given}))
-    if now is None:
+    """The given options, over those of the preset where the optimiser is the preset's."""
+    default = RunConfig.optimiser
+    of_preset, kind = (optimiser_class(values.get("optimiser", default)) for values in (base, {**base, **given}))
+    if kind is None:
         for name in ("lr", "weight_decay", "optimiser_options"):
             if name in given:
                 raise ValueError(f"{name}: got {given[name]!r} beside a function that makes the optimiser, wants None")
-    kept = base.get("optimiser_options", {}) if now is before else {}
+    options = base.get("optimiser_options", {}) if kind is of_preset else {}
     more = given.get("optimiser_options", {})
-    return {**kept, **more} if isinstance(more, Mapping) else more
+    return {**options, **more} if isinstance(more, Mapping) else more
 
 
 def _dtype(value: Any) -> torch.dtype:
-    found = _DTYPES.get(str(value).removeprefix("torch."))
-    if found is None:
+    dtype = _DTYPES.get(str(value).removeprefix("torch."))
+    if dtype is None:
         raise ValueError(f"dtype: got {value}, wants torch.float32 or torch.float64")
-    return found
+    return dtype
 
 
 def _device(value: Any) -> torch.device:
@@ -362,48 +325,24 @@ def _device(value: Any) -> torch.device:
     return device
 
 
-def _check_sources(config: RunConfig) -> None:
-    """The task sources are those that the regime's terms name."""
-    row, mix, target = config.regime, config.mix, config.target
-    for name, source in (("mix", mix), ("target", target)):
-        if source is not None and (isinstance(source, type) or not hasattr(source, "sample")):
-            raise TypeError(f"{name}: got a {type(source).__name__}, wants a task source such as fastlin.TaskMixture")
-    if mix is None:
-        raise TypeError("mix: got None, wants a task source such as fastlin.TaskMixture")
-    wanted = "target" in {row.judged.source, *(term.source for phase in row.phases for term in phase.objective)}
-    if target is None:
-        if wanted:
-            raise ValueError(f"target: got None, wants a task source: regime {row.name!r} trains on it")
-        return
-    if not wanted:
-        raise ValueError(f"target: got a {type(target).__name__}, wants None: regime {row.name!r} does not train on it")
-    if (target.m, target.K) != (mix.m, mix.K):
-        raise ValueError(
-            f"target: has token width {target.m} and {target.K} tasks, wants {mix.m} and {mix.K}, those of mix"
-        )
+def _described(value: Any) -> Any:
+    """A field in values that JSON has: dtypes and functions by their names."""
+    if isinstance(value, Lost):
+        return value.name
+    if hasattr(value, "describe"):
+        return value.describe()
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if hasattr(value, "sample"):  # a task source of the user, by its class
+        return {"source": type(value).__qualname__}
+    return _function_name(value) if callable(value) else value
 
 
-def _check_steps(config: RunConfig) -> None:
-    """Steps, and the streams of the generator that the run needs."""
-    phases = config.regime.phases
-    if not len(phases) <= config.steps < _MAX_STEPS:
-        raise ValueError(
-            f"steps: got {config.steps}, wants {len(phases)} to {_MAX_STEPS - 1}: one or more for each phase"
-        )
-    terms = max(len(phase.objective) for phase in phases)
-    if terms * (config.trials if config.own_data else 1) > streams.FIRST_RESERVED:
-        raise ValueError(
-            f"trials: got {config.trials} with their own data in {terms} terms, "
-            f"wants at most {streams.FIRST_RESERVED} streams"
-        )
-
-
-def _check_turns(config: RunConfig) -> None:
-    """Steps for one task after the other leave out the weights of the tasks, which decide the best shared prompt."""
-    row = config.regime
-    alone = any(phase.trains == ("prompts",) for phase in row.phases)
-    if config.prompts_in_turn and alone and not row.task_prompts and config.mix.K > 1:
-        raise ValueError(
-            f"prompts_in_turn: got True for regime {row.name!r}, whose {config.mix.K} tasks share one prompt; wants "
-            "False, or task_prompts=True"
-        )
+def _function_name(function: Any) -> str:
+    """The name of a function or class; with a digest of its code for lambdas and local functions, which share names."""
+    name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    if "<" not in name or code is None:
+        return name
+    what = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]))
+    return f"{name} {hashlib.sha256(what.encode()).hexdigest()[:16]}"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastlin import theory
+from fastlin._checks import integer
 from fastlin._threads import one_thread
-from fastlin.data.philox import integer
 from fastlin.data.sources import FixedTask, SphereTasks, TaskMixture
 from fastlin.models import Model
-from fastlin.ops.sampled import Source, sampled_loss
+from fastlin.ops.sampled import TaskSource, sampled_loss
 from fastlin.theory.forgetting import Family, attention_error, task_points
 from fastlin.training import streams
 
@@ -26,17 +27,17 @@ class Errors(NamedTuple):
     Attributes
     ----------
     shots : tuple of int
-        S of them.
+        S counts.
     error : Tensor (S, R), float64
     standard_error : Tensor (S, R)
-        Of sampling; zero where the error is exact.
+        Zero where the error is exact.
     exact : bool
 
     Examples
     --------
     >>> family = fl.theory.forgetting.pretrained(3)
-    >>> found = fl.evaluate(family, fl.FixedTask([1.0, 0.0, 0.0], bias=True), shots=[0, 10])
-    >>> found.shots, found.exact, found.error.shape
+    >>> errors = fl.evaluate(family, fl.FixedTask([1.0, 0.0, 0.0], bias=True), shots=[0, 10])
+    >>> errors.shots, errors.exact, errors.error.shape
     ((0, 10), True, torch.Size([2, 1]))
     """
 
@@ -47,7 +48,7 @@ class Errors(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """An op, its parameters with leading R, and its options at n shots."""
+    """A loss op, its parameters with leading R, and its options at n shots."""
 
     op: Callable[..., tuple[Tensor, Tensor]]
     params: Mapping[str, Tensor | None]
@@ -56,7 +57,7 @@ class Predictor(NamedTuple):
 
 def evaluate(
     model: Any,
-    source: Source,
+    source: TaskSource,
     shots: int | Sequence[int],
     *,
     exact: bool | None = None,
@@ -66,23 +67,24 @@ def evaluate(
     seed: int = 0,
     backend: str = "auto",
 ) -> Errors:
-    """Errors at shot counts on a task source, such as `FixedTask(theta0)`, its `at_cosine`, or the source of all tasks.
+    """Population errors at shot counts on a task source.
 
     Parameters
     ----------
     model : Run, Model or theory.forgetting.Family
-        Trained trials, or a member of the theory's family, which is one trial.
+        Trained trials, or a member of the theory's family, which counts as one trial.
     source : task source
-        Of the tokens' width that the model has. Where the model has heads or prompts for each task, of as many tasks.
+        With the model's token width and, where the model has heads or prompts per task, its number of tasks.
     shots : int or sequence of int
     exact : bool, optional
         None takes the closed form where one covers the model on the source: one layer of linear attention, on tokens
-        with a constant coordinate of a `FixedTask`, `SphereTasks` or `TaskMixture`. False samples; True insists.
+        with a constant coordinate of a `FixedTask`, `SphereTasks` or `TaskMixture`. False samples; True raises where
+        there is none.
     prompts : bool
-        Of a Model, whether its prompts are prepended; a Run knows.
+        Whether to prepend the prompts of a Model; a Run decides this itself.
     batch, batches : int
-        Sequences of a batch, and batches, each from its own place in the generator; what a standard error is taken
-        from. All trials and shot counts meet the same.
+        Sequences per batch, and number of batches, from which the standard error is computed. All trials and shot
+        counts use the same.
     seed : int
     backend : str
 
@@ -101,8 +103,7 @@ def evaluate(
     """
     if isinstance(source, type) or not hasattr(source, "sample"):
         raise TypeError(f"source: got a {type(source).__name__}, wants a task source such as fastlin.FixedTask")
-    given: Any = shots
-    several = given if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0 else [given]
+    several: Any = shots if isinstance(shots, Iterable) and getattr(shots, "ndim", 1) > 0 else [shots]
     counts = [integer("shots", n, _MAX_SHOTS) for n in several]
     if not counts:
         raise ValueError("shots: got none, wants at least one")
@@ -115,15 +116,15 @@ def evaluate(
         raise ValueError("exact: got True where no closed form covers the model on the source, wants None or False")
     with torch.no_grad():
         if closed if exact is None else exact:
-            found = torch.stack([exact_error(predictor, source, n) for n in counts])
-            return Errors(tuple(counts), found, torch.zeros_like(found), True)
+            errors = torch.stack([exact_error(predictor, source, n) for n in counts])
+            return Errors(tuple(counts), errors, torch.zeros_like(errors), True)
         rows = [_sampled(predictor, source, n, batch, batches, seed, backend) for n in counts]
-    means, deviations = (torch.stack(column) for column in zip(*rows, strict=True))
-    return Errors(tuple(counts), means, deviations, False)
+    errors, standard_errors = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Errors(tuple(counts), errors, standard_errors, False)
 
 
 def predictor_of(model: Any, prompts: bool = True) -> Predictor:
-    """What `evaluate` takes, as an op with its parameters."""
+    """The predictor of a Run, Model or Family."""
     if isinstance(model, Family):
         W, v = model.attention()
         params: dict[str, Tensor | None] = {"p": None, "W": W[None], "v": v[None, None]}
@@ -136,8 +137,8 @@ def predictor_of(model: Any, prompts: bool = True) -> Predictor:
     raise TypeError(f"model: got a {type(model).__name__}, wants a Run, a model of fastlin.models or a Family")
 
 
-def _for_source(predictor: Predictor, source: Source) -> Predictor:
-    """The predictor with as many tasks as the source has, where its own are alike; else they must be as many."""
+def _for_source(predictor: Predictor, source: TaskSource) -> Predictor:
+    """The predictor with the source's number of tasks; raises where its tasks differ and their number does too."""
     params = dict(predictor.params)
     for name, dimension in (("p", 1), ("v", -2), ("h", -2)):
         value = params.get(name)
@@ -157,16 +158,15 @@ def _for_source(predictor: Predictor, source: Source) -> Predictor:
 
 
 def covers(predictor: Predictor, source: Any) -> bool:
-    """Whether `exact_error` holds: one layer on tokens [1; x; y] of a source whose law is known."""
+    """Whether `exact_error` applies: one layer on tokens [1; x; y] of a source with a known distribution."""
     known = type(source) in (FixedTask, SphereTasks, TaskMixture) and source.bias
     return known and predictor.op is sampled_loss
 
 
 def exact_error(predictor: Predictor, source: Any, n: int) -> Tensor:
     """Population error (R,) of one layer, float64, where `covers` is true."""
-    p, W, v = (predictor.params[name] for name in ("p", "W", "v"))
-    assert W is not None
-    assert v is not None
+    params: Any = predictor.params
+    p, W, v = params["p"], params["W"], params["v"]
     options = {**predictor.options(n), "cov": source.feature_cov, "noise_var": source.noise_std**2}
     options.setdefault("scale", 1.0)
     total = torch.zeros(len(W), dtype=torch.float64)
@@ -178,7 +178,7 @@ def exact_error(predictor: Predictor, source: Any, n: int) -> Tensor:
 
 
 def _points(source: Any) -> list[tuple[theory.forgetting.TaskPoints, float]]:
-    """For each task of a source, points that average over its weights, and its probability."""
+    """For each task of a source, points that average over its weight vectors, and its probability."""
     if type(source) is FixedTask:
         return [(theory.forgetting.TaskPoints(source.theta[None], torch.ones(1, dtype=torch.float64)), 1.0)]
     if type(source) is SphereTasks:
@@ -188,14 +188,10 @@ def _points(source: Any) -> list[tuple[theory.forgetting.TaskPoints, float]]:
 
 
 def _sampled(
-    predictor: Predictor, source: Source, n: int, batch: int, batches: int, seed: int, backend: str
+    predictor: Predictor, source: TaskSource, n: int, batch: int, batches: int, seed: int, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard error, both (R,)."""
-    place = {"seed": seed, "stream": streams.EVALUATE, "backend": backend}
-    losses = torch.stack(
-        [
-            predictor.op(source, n, batch, **predictor.params, step=i, **place, **predictor.options(n))[0].double()
-            for i in range(batches)
-        ]
-    )
+    options = {"seed": seed, "stream": streams.EVALUATE, "backend": backend, **predictor.options(n)}
+    op = partial(predictor.op, source, n, batch, **predictor.params, **options)
+    losses = torch.stack([op(step=i)[0].double() for i in range(batches)])
     return losses.mean(0), losses.std(0) / batches**0.5

@@ -1,8 +1,8 @@
-"""The loop: any model, regime and number of trials.
+"""The training loop, for any model, regime and number of trials.
 
-A step asks the model for its loss on fresh sequences, which depend on the seed and the step alone, and the optimiser
-for an update. Trials do not interact: the loss is a sum over them, and each trial's gradient is its own. A checkpoint
-holds the whole state at a step, and a loop that restores it continues with the same bits.
+A step takes the loss of the model on fresh sequences, which depend on the seed and the step alone, and one update of
+the optimiser. Trials do not interact: the loss is their sum, so each trial has its own gradient. A checkpoint holds the
+whole state at a step, and a loop that restores it continues with the same bits.
 """
 
 from __future__ import annotations
@@ -21,43 +21,29 @@ from fastlin.models import Model
 from fastlin.training import checkpoint
 from fastlin.training.config import RunConfig
 from fastlin.training.judge import Judge
-from fastlin.training.objective import Objective, place_of
+from fastlin.training.objective import Objective
 from fastlin.training.optimiser import make_optimiser, multiplier
 from fastlin.training.progress import Progress
 from fastlin.training.record import Folder
-from fastlin.training.regimes import Phase
 from fastlin.training.signals import Signal
 from fastlin.training.start import initial_model, training_sources
 from fastlin.training.team import ALONE, Team
 
 
 class Loop:
-    """A run in the making.
-
-    Parameters
-    ----------
-    config : RunConfig
-    team : Team
-        The processes that share each batch.
-    folder : Folder or None
-        Where records and checkpoints go, in the process that writes.
-    checkpoint_seconds : float
-        Between checkpoints.
-    progress : bool or None
-        Show a live line; None: when the output is a terminal.
+    """The state of a run between two steps.
 
     Attributes
     ----------
-    model : Model
-    judge : Judge
+    folder : Folder or None
+        For records and checkpoints, in the process that writes them.
     step : int
         Steps done.
     diverged : dict of int to int
         Trial to the step at which its loss was not finite.
-    records : list of dict
     signal : Signal
-        What the caller catches while it runs; what comes in the last step or later is for the caller to raise, with the
-        result on disk.
+        The caller sets it. `run` does not raise a signal that arrives in the last step or later: the caller does, once
+        the result is on disk.
     """
 
     def __init__(
@@ -84,13 +70,13 @@ class Loop:
         trials = config.shape.trials
         self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=config.device)
         self._summed = 0
-        self._dead: Tensor | None = None
-        self._still: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._diverged_mask: Tensor | None = None
+        self._frozen: list[tuple[Tensor, Tensor, Tensor]] = []
         phases = len(config.regime.phases)
         self._ends = [config.steps * (i + 1) // phases for i in range(phases)]
 
     def run(self) -> None:
-        """Train to the end, from where the state is."""
+        """Train from `step` to the end."""
         config = self.config
         started, before = time.monotonic(), self.seconds
         saved = started
@@ -118,41 +104,38 @@ class Loop:
         self.seconds = before + time.monotonic() - started
 
     def _phases(self) -> Iterator[tuple[int, Objective, int, int]]:
-        """Places of the phases that are left, each with its optimiser made and its parameters set to train."""
+        """Index, objective, first step and end of each remaining phase, with its optimiser made."""
         firsts = [0, *self._ends[:-1]]
         for index, (first, end) in enumerate(zip(firsts, self._ends, strict=True)):
-            phase = self.config.regime.phases[index]
             if self.step >= end:
                 continue
             if self.optimiser is None:
-                self._begin(phase)
-            yield index, Objective(self.config, self.model, self._sources, self.team, phase), first, end
+                self._begin(index)
+            yield index, Objective(self.config, self.model, self._sources, self.team, index), first, end
 
-    def _begin(self, phase: Phase) -> None:
-        model = self.model
-        model.requires_grad_(False)
-        trained = list(dict.fromkeys(raw for group in phase.trains for raw in model.group(group)))
+    def _begin(self, index: int) -> None:
+        self.model.requires_grad_(False)
+        groups = self.config.regime.phases[index].trains
+        trained = list(dict.fromkeys(raw for group in groups for raw in self.model.group(group)))
         for raw in trained:
             raw.requires_grad_(True)
-        self._still = self._held_still(phase)
+        self._frozen = self._frozen_rows(index)
         self.optimiser = make_optimiser(self.config, trained)
         self._largest = [group["lr"] for group in self.optimiser.param_groups]
         self._average, self._averaged = [], 0
 
-    def _held_still(self, phase: Phase) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Parameters that some variants of a regime do not train: with their trials and what these hold."""
-        regime = self.config.regime
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        index = place_of(regime, phase)
+    def _frozen_rows(self, index: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Parameters that some variants do not train, with the mask (R,) of these trials and their values."""
+        frozen: list[tuple[Tensor, Tensor, Tensor]] = []
         for raw in self.model.parameters():
             idle = [
                 all(raw is not other for group in row.phases[index].trains for other in self.model.group(group))
-                for row in regime.variants
+                for row in self.config.regime.variants
             ]
             if raw.requires_grad and any(idle):
                 rows = torch.tensor(idle * (len(raw) // len(idle)), device=raw.device)
-                found.append((raw, rows, raw.detach()[rows].clone()))
-        return found
+                frozen.append((raw, rows, raw.detach()[rows].clone()))
+        return frozen
 
     def _one_step(self, objective: Objective, share: float) -> None:
         optimiser = self.optimiser
@@ -168,13 +151,13 @@ class Loop:
             value = (self._loss.sum() / self.model.loss_unit).item()
             if not math.isfinite(value):
                 self._drop_diverged(~torch.isfinite(self._loss).cpu())
-            for raw, rows, _ in self._still:
+            for raw, rows, _ in self._frozen:
                 assert raw.grad is not None
                 raw.grad[rows] = 0.0
-            if self._dead is not None:
+            if self._diverged_mask is not None:
                 for raw in self._trained():
                     assert raw.grad is not None
-                    raw.grad[self._dead] = 0.0
+                    raw.grad[self._diverged_mask] = 0.0
             if self.config.clip is not None:
                 _clip(self._trained(), self.config.clip)
             return value
@@ -182,8 +165,8 @@ class Loop:
         for turn in range(objective.turns):
             optimiser.step(partial(closure, turn))
             with torch.no_grad():
-                for raw, rows, held in self._still:
-                    raw[rows] = held
+                for raw, rows, values in self._frozen:
+                    raw[rows] = values
             self._total = self._total + self._loss
             self._summed += 1
 
@@ -193,21 +176,24 @@ class Loop:
 
     @torch.no_grad()
     def _drop_diverged(self, bad: Tensor) -> None:
-        """End trials: their rows of parameters, gradients, averages and optimiser are zero from here on."""
+        """Zero the rows of diverged trials in parameters, averages and optimiser state, from this step on."""
         trials = len(bad)
         for trial in bad.nonzero()[:, 0].tolist():
             if trial not in self.diverged:
                 self.diverged[trial] = self.step
                 self._add({"step": self.step, "diverged": trial})
         assert self.optimiser is not None
-        held = [
+        states = [
             value for state in self.optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
         ]
-        rows = [raw for raw in (*self.model.parameters(), *self._average, *held) if raw.ndim and len(raw) == trials]
-        self._dead = torch.zeros(trials, dtype=torch.bool)
-        self._dead[list(self.diverged)] = True
-        for raw in rows:
-            raw[self._dead] = 0.0
+        self._mask_diverged()
+        for raw in (*self.model.parameters(), *self._average, *states):
+            if raw.ndim and len(raw) == trials:
+                raw[self._diverged_mask] = 0.0
+
+    def _mask_diverged(self) -> None:
+        self._diverged_mask = torch.zeros(self.model.shape.trials, dtype=torch.bool)
+        self._diverged_mask[list(self.diverged)] = True
 
     @torch.no_grad()
     def _add_to_average(self, first: int, end: int) -> None:
@@ -226,10 +212,10 @@ class Loop:
         self._average, self._averaged = [], 0
 
     def _record(self, index: int) -> None:
-        """Mean losses since the last record, and the risk now."""
+        """Record the mean losses since the last record, and the current risk."""
         self._compare_parameters()
         with torch.no_grad():
-            risk, error = self.judge.on_the_way(self.model, self.config.regime.phases[index].prompts)
+            risk, error = self.judge.current(self.model, self.config.regime.phases[index].prompts)
         record: dict[str, Any] = {
             "step": self.step,
             "phase": index,
@@ -244,12 +230,12 @@ class Loop:
         self._summed = 0
 
     def _compare_parameters(self) -> None:
-        """Raise when processes that train together do not hold the same bits: machines may round differently."""
+        """Raise when processes that train together hold different bits: machines may round differently."""
         team = self.team
         if team.size == 1:
             return
-        held = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.model.parameters()]
-        own = hashlib.sha256(b"".join(held)).hexdigest()
+        parameters = [raw.detach().cpu().contiguous().numpy().tobytes() for raw in self.model.parameters()]
+        own = hashlib.sha256(b"".join(parameters)).hexdigest()
         if team.broadcast(lambda: own) != own:
             raise RuntimeError(
                 f"train: process {team.rank} of {team.size} holds other parameters than process 0 at step {self.step}; "
@@ -257,7 +243,7 @@ class Loop:
             )
 
     def _numbers(self, values: Tensor) -> list[float | None]:
-        """One for each trial; None for those that have diverged, or are about to."""
+        """One number per trial; None for trials that have diverged or have no finite value."""
         return [
             None if trial in self.diverged or not math.isfinite(value) else value
             for trial, value in enumerate(values.tolist())
@@ -269,24 +255,23 @@ class Loop:
             self.folder.append(record)
 
     def begin_after(self, model: Model, step: int, diverged: dict[int, int]) -> None:
-        """Take the parameters of a run that did the phases up to a step; its trials that diverged stay so.
+        """Continue from a run that did the phases up to a step; its diverged trials stay diverged.
 
-        Where the regime has variants and the run had not, all variants of a seed go on from its trial.
+        Where only this regime has variants, all variants of a seed continue from the same trial.
         """
         repeat = self.model.shape.trials // model.shape.trials
         self.step = step
         self.diverged = {trial * repeat + i: at for trial, at in diverged.items() for i in range(repeat)}
         with torch.no_grad():
-            for raw, held in zip(self.model.parameters(), model.parameters(), strict=True):
-                raw.copy_(held.repeat_interleave(repeat, 0))
+            for raw, earlier in zip(self.model.parameters(), model.parameters(), strict=True):
+                raw.copy_(earlier.repeat_interleave(repeat, 0))
                 raw[list(self.diverged)] = 0.0
         if self.diverged:
-            self._dead = torch.zeros(self.model.shape.trials, dtype=torch.bool)
-            self._dead[list(self.diverged)] = True
+            self._mask_diverged()
 
     def _save(self, folder: Folder) -> None:
         tensors: dict[str, Tensor] = {}
-        held = {
+        state = {
             "model": dict(self.model.named_parameters()),
             "optimiser": None if self.optimiser is None else self.optimiser.state_dict(),
             "largest": self._largest,
@@ -298,31 +283,30 @@ class Loop:
             "seconds": self.seconds,
             "diverged": self.diverged,
         }
-        folder.save(checkpoint.flatten(held, "state", tensors), tensors)
+        folder.save(checkpoint.flatten(state, "state", tensors), tensors)
 
     def restore(self, tree: dict[str, Any], tensors: dict[str, Tensor], records: list[dict[str, Any]]) -> None:
-        """Take a checkpoint's state, and the records up to it."""
-        held = checkpoint.restore(tree, tensors)
-        self.step, self.seconds, self.records = held["step"], held["seconds"], records
+        """Restore the state of a checkpoint, and the records up to it."""
+        state = checkpoint.restore(tree, tensors)
+        self.step, self.seconds, self.records = state["step"], state["seconds"], records
         with torch.no_grad():
             for name, raw in self.model.named_parameters():
-                raw.copy_(held["model"][name])
-        phase = next(phase for phase, end in zip(self.config.regime.phases, self._ends, strict=True) if self.step < end)
-        self._begin(phase)
+                raw.copy_(state["model"][name])
+        self._begin(next(index for index, end in enumerate(self._ends) if self.step < end))
         assert self.optimiser is not None
-        _load(self.optimiser, held["optimiser"])
-        self._largest, self._average, self._averaged = held["largest"], held["average"], held["averaged"]
-        self._total = held["total"].to(self._total.device)
-        self._summed, self.diverged = held["summed"], held["diverged"]
+        _load(self.optimiser, state["optimiser"])
+        self._largest, self._average, self._averaged = state["largest"], state["average"], state["averaged"]
+        self._total = state["total"].to(self._total.device)
+        self._summed, self.diverged = state["summed"], state["diverged"]
         if self.diverged:
             self._drop_diverged(torch.zeros(self.model.shape.trials, dtype=torch.bool))
 
 
-def _load(optimiser: torch.optim.Optimizer, held: dict[str, Any]) -> None:
-    """Load a state with the types that it had: torch casts what an optimiser holds to those of its parameters."""
-    optimiser.load_state_dict(held)
+def _load(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load an optimiser's state without torch's cast to the dtypes of the parameters."""
+    optimiser.load_state_dict(saved)
     raws = [raw for group in optimiser.param_groups for raw in group["params"]]
-    for index, state in held["state"].items():
+    for index, state in saved["state"].items():
         for name, value in state.items():
             if isinstance(value, Tensor):
                 loaded = optimiser.state[raws[index]]
@@ -331,7 +315,7 @@ def _load(optimiser: torch.optim.Optimizer, held: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def _clip(trained: list[Tensor], largest: float) -> None:
-    """Shorten the gradient of each trial to a norm of at most `largest`."""
+    """Scale the gradient of each trial to a norm of at most `largest`."""
     gradients = [raw.grad for raw in trained if raw.grad is not None]
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     if bool((norms > largest).any()):

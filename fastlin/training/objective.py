@@ -1,13 +1,13 @@
-"""What a phase descends: the loss of every trial on the sequences of a step, and its gradients.
+"""The objective of a phase: the loss of every trial on the sequences of a step, and its gradients.
 
-A batch may be cut into pieces, by the index of the sequences. A piece's losses are its part of the whole batch's: its
-mean has the share of its sequences, and where tasks have weights, each task's mean has the share of the task's
-sequences. So the sums over pieces are the losses and gradients of the batch, to rounding. They are added in float64, in
-one buffer, which processes that share the pieces add up in one call:
+A batch may be cut into pieces, by the index of the sequences. The loss of a piece is weighted by its share of the
+batch's sequences or, where tasks have weights, of each task's sequences. The sums over pieces are then the losses and
+gradients of the batch, to rounding. They are added in float64, in one buffer, which the processes that share the pieces
+reduce in one call:
 
     [ losses (R,), gradients (P,) ]  a row for each piece, or one for all          signals (2,)
 
-With a row for each piece the rows are added in their order afterwards, and the bits do not depend on who had which.
+With a row for each piece the rows are added in order afterwards: the bits do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -20,55 +20,51 @@ from torch import Tensor
 
 from fastlin.data.sources import TaskMixture
 from fastlin.models import Model
-from fastlin.ops.sampled import Source, Stream
+from fastlin.ops.sampled import Stream, TaskSource
 from fastlin.training.config import RunConfig
-from fastlin.training.regimes import Phase, Regime, Term, keyed
+from fastlin.training.regimes import Term, keyed
 from fastlin.training.team import Team
 
 _SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
-class Draw(NamedTuple):
-    """A term of an objective on a piece of a batch, ready for the ops."""
+class TermDraw(NamedTuple):
+    """A term of an objective on a piece of a batch."""
 
     term: Term
     shots: int
-    sources: list[Source]  # one, or one for each task in turn
+    sources: list[TaskSource]  # one, or one per task
     stream: Stream
     offset: int
     batch: int
-    share: float  # of the piece's mean in that of the batch; 1 where there are weights
-    weight: Tensor | None
-    rows: Tensor | None  # trials that have the term; None is all
-    variants: list[Term]  # the term in each variant of a regime that has it, where there are variants
-
-
-def place_of(regime: Regime, phase: Phase) -> int:
-    """Where in the regime a phase is; others may be equal to it."""
-    return next(i for i, other in enumerate(regime.phases) if other is phase)
+    share: float  # weight of the piece's mean in that of the batch; 1 where `weight` is given
+    weight: Tensor | None  # (K,)
+    rows: Tensor | None  # trials that have the term; None: all
+    variants: list[Term]  # the term in each variant that has it; empty without variants
 
 
 class Objective:
-    """The objective of a phase.
+    """The objective of a phase, by its index in the regime.
 
     Attributes
     ----------
     turns : int
-        Optimiser steps in a step: one, or one for each task.
+        Optimiser updates in a step: one, or one per task.
     sequences : int
-        That a step draws, in all processes.
+        Sequences of a step, in all processes.
     heard : int or None
-        A signal that any of several processes has had in the last step.
+        A signal that one of several processes caught by the last step.
     """
 
-    def __init__(self, config: RunConfig, model: Model, sources: dict[str, Source], team: Team, phase: Phase) -> None:
-        self.config, self.model, self.sources, self.team, self.phase = config, model, sources, team, phase
+    def __init__(self, config: RunConfig, model: Model, sources: dict[str, TaskSource], team: Team, index: int) -> None:
+        self.config, self.model, self.sources, self.team, self.index = config, model, sources, team, index
+        self.phase = phase = config.regime.phases[index]
         self.heard: int | None = None
         self._in_pieces = team.size > 1 or config.shards is not None
         pieces = config.shards or team.size
         self._rows = config.shards or 1
         terms = range(len(phase.objective))
-        # The terms of each piece of this process, by its row of the buffer.
+        # The terms of each piece of this process, by row of the buffer.
         self._units = {
             piece if config.shards else 0: [self._draw(i, piece, pieces) for i in terms] for piece in team.share(pieces)
         }
@@ -76,18 +72,17 @@ class Objective:
         self.turns = max(len(draw.sources) for draw in whole)
         self.sequences = self.turns * sum(draw.batch for draw in whole)
 
-    def _draw(self, index: int, piece: int, pieces: int) -> Draw:
-        config, phase, term = self.config, self.phase, self.phase.objective[index]
-        regime, source = config.regime, self.sources[term.source]
-        key, at = list(keyed(phase.objective))[index], place_of(regime, phase)
-        terms = [keyed(row.phases[at].objective).get(key) for row in regime.variants]
+    def _draw(self, i_term: int, piece: int, pieces: int) -> TermDraw:
+        config, phase, term = self.config, self.phase, self.phase.objective[i_term]
+        source, key = self.sources[term.source], list(keyed(phase.objective))[i_term]
+        terms = [keyed(row.phases[self.index].objective).get(key) for row in config.regime.variants]
         has = [i for i in range(config.variants) if not terms or terms[i] is not None]
         rows = None
         if len(has) < config.variants:
             trials = [seed * config.variants + i for seed in range(config.trials) for i in has]
             rows = torch.tensor(trials, device=self.model.attention_unit.device)
-        own = [index * config.trials + seed for seed in range(config.trials) for _ in has]
-        stream: Stream = own if config.own_data else index
+        own = [i_term * config.trials + seed for seed in range(config.trials) for _ in has]
+        stream: Stream = own if config.own_data else i_term
         shots = config.n if term.shots is None else term.shots
         mixed = isinstance(source, TaskMixture) and source.K > 1
         batch, weight, sources = config.batch, None, [source]
@@ -107,26 +102,12 @@ class Objective:
                 weight = weight * balanced.task_counts(first, last - first) / balanced.task_counts(0, batch)
             weight = weight.to(self.model.attention_unit)
         own_terms = [t for t in terms if t is not None]
-        return Draw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
+        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
 
     def backward(self, step: int, progress: float, turn: int, trained: list[Tensor], caught: int | None) -> Tensor:
-        """Leave the gradients of the batch in the trained parameters.
+        """Compute the losses (R,) of the batch, and set the gradients of the trained parameters.
 
-        Parameters
-        ----------
-        step : int
-        progress : float
-            Share of the phase that is done.
-        turn : int
-        trained : list of Tensor
-            Without gradients as yet.
-        caught : int or None
-            A signal that this process has had; `heard` is what any has had.
-
-        Returns
-        -------
-        Tensor (R,)
-            The loss of each trial.
+        `progress` in [0, 1] is the part of the phase that is done, `caught` a signal that this process caught.
         """
         if not self._in_pieces:
             return self._backward(self._units[0], step, progress, turn)
@@ -154,16 +135,16 @@ class Objective:
             raw.grad = gradient.view(raw.shape)
         return loss
 
-    def _backward(self, draws: list[Draw], step: int, progress: float, turn: int) -> Tensor:
-        """Add the gradients of some terms to the parameters'; returns their losses (R,), 0 where there is nothing."""
+    def _backward(self, draws: list[TermDraw], step: int, progress: float, turn: int) -> Tensor:
+        """Losses (R,) of some terms, zero where they have no sequences; their gradients are added to the parameters."""
         if not any(draw.batch for draw in draws):
             return self.model.attention_unit.new_zeros(self.model.shape.trials)
         loss = self.loss(draws, step, progress, turn)
         torch.autograd.backward(loss.sum() / self.model.loss_unit)
         return loss.detach()
 
-    def loss(self, draws: list[Draw], step: int, progress: float, turn: int) -> Tensor:
-        """The loss of each trial on terms of the objective, (R,); zero of trials that these do not have."""
+    def loss(self, draws: list[TermDraw], step: int, progress: float, turn: int) -> Tensor:
+        """Loss (R,) on terms of the objective; zero for trials that do not have them."""
         losses = []
         for draw in draws:
             if draw.batch == 0:

@@ -1,4 +1,4 @@
-"""What a folder holds of a run when it is opened: a result, a checkpoint or nothing; the same in all processes."""
+"""Open the folder of a run: read its result, its checkpoint or nothing, and broadcast it to all processes."""
 
 from __future__ import annotations
 
@@ -22,38 +22,22 @@ from fastlin.training.team import Team
 
 @dataclass
 class State:
-    """What a folder holds.
+    """The contents of a run's folder."""
 
-    Attributes
-    ----------
-    config : dict
-        What the first process was asked for.
-    result : Result or None
-        Of a run that has ended.
-    tree : dict or None
-        Of a checkpoint, whose tensors are in `tensors`; those of a run that has ended are its model's, where several
-        processes need them.
-    records : list of dict
-    """
-
-    config: dict[str, Any]
-    result: Result | None = None
-    tree: dict[str, Any] | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    config: dict[str, Any]  # of the first process
+    result: Result | None = None  # of a run that has ended
+    tree: dict[str, Any] | None = None  # of a checkpoint
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # of the checkpoint, or of the model of an ended run
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
 def opened(config: RunConfig, team: Team, path: Path | None, resume: bool) -> Iterator[tuple[Folder | None, State]]:
-    """Open the folder of a run in the first process, and broadcast what is in it.
+    """Open and lock the folder of a run in the first process, and broadcast its state.
 
-    Yields
-    ------
-    folder : Folder or None
-        Locked; None without a path, and in all processes but the first.
-    state : State
+    The folder is None without a path, and in all processes but the first.
     """
-    held: list[Folder] = []
+    folders: list[Folder] = []
     described = config.describe()
 
     def read() -> State:
@@ -62,7 +46,7 @@ def opened(config: RunConfig, team: Team, path: Path | None, resume: bool) -> It
             return state
         about = _about(config, team)
         folder = Folder(path, described, about, resume)
-        held.append(folder)
+        folders.append(folder)
         _warn_of_changes(folder.run_file(), about, config)
         ended = folder.result()
         if ended is not None:
@@ -78,14 +62,14 @@ def opened(config: RunConfig, team: Team, path: Path | None, resume: bool) -> It
         state = team.broadcast(read)
         if not team.first:
             _compare(state.config, described, team.rank)
-        yield (held[0] if held else None), state
+        yield (folders[0] if folders else None), state
     finally:
-        for folder in held:
+        for folder in folders:
             folder.close()
 
 
 def _compare(first: dict[str, Any], own: dict[str, Any], rank: int) -> None:
-    """Raise when this process was asked for another run than the first."""
+    """Raise when the arguments of this process differ from those of the first."""
     difference = first_difference(first, own)
     if difference is not None:
         name, theirs, ours = difference
@@ -93,14 +77,13 @@ def _compare(first: dict[str, Any], own: dict[str, Any], rank: int) -> None:
 
 
 def _about(config: RunConfig, team: Team) -> dict[str, Any]:
-    """Versions, backend and machine."""
     machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
     where = {"device": str(config.device), "machine": machine, "processes": team.size}
     return {"backend": config.serving_backend, **where, "info": info()}
 
 
 def _warn_of_changes(before: RunFile, now: dict[str, Any], config: RunConfig) -> None:
-    """Say what may keep a resumed run from having the same bits."""
+    """Warn of changes that may keep a resumed run from having the same bits."""
     then = _installation(before.backend, before.processes, before.info, config)
     today = _installation(now["backend"], now["processes"], now["info"], config)
     changed = [f"{name} {then.get(name)} is now {what}" for name, what in today.items() if then.get(name) != what]
@@ -109,7 +92,7 @@ def _warn_of_changes(before: RunFile, now: dict[str, Any], config: RunConfig) ->
         warnings.warn(message, stacklevel=6)
 
 
-def _installation(backend: str, processes: int, found: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """What decides the last digits; the number of processes too, where each has one piece of a batch."""
+def _installation(backend: str, processes: int, info: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """What decides the last digits; without shards also the number of processes, which cut the batch."""
     by_process = {"processes": processes} if config.shards is None else {}
-    return {"backend": backend, "instruction set": found["instruction_set"], **by_process, **found["versions"]}
+    return {"backend": backend, "instruction set": info["instruction_set"], **by_process, **info["versions"]}

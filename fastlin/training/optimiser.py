@@ -34,9 +34,9 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
 """The classes of torch.optim by their names in lower case."""
-# Those in which a step of one parameter depends on all of them, so that trials would interact.
+# A step of one parameter depends on all of them, so trials would interact.
 COUPLED = {torch.optim.LBFGS, torch.optim.Adafactor}
-# Those that update all parameters in one pass when asked to.
+# These take fused=True: one pass over all parameters.
 _FUSED = {torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
 
 
@@ -46,11 +46,11 @@ def multiplier(config: RunConfig, progress: float) -> float:
     return SCHEDULES[schedule](progress) if isinstance(schedule, str) else float(schedule(progress))
 
 
-def optimiser_class(given: Any) -> type[torch.optim.Optimizer] | None:
-    """The class of an optimiser by its name, or the class itself; None for a function, or a name that is unknown."""
-    if isinstance(given, str):
-        return OPTIMISERS.get(given.lower())
-    return given if isinstance(given, type) and issubclass(given, torch.optim.Optimizer) else None
+def optimiser_class(optimiser: Any) -> type[torch.optim.Optimizer] | None:
+    """The class of an optimiser by its name, or the class itself; None for a function or an unknown name."""
+    if isinstance(optimiser, str):
+        return OPTIMISERS.get(optimiser.lower())
+    return optimiser if isinstance(optimiser, type) and issubclass(optimiser, torch.optim.Optimizer) else None
 
 
 def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -61,7 +61,7 @@ def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> t
         made: torch.optim.Optimizer = function(parameters)
         return made
     options: dict[str, Any] = {"lr": config.lr, **({"fused": True} if kind in _FUSED else {})}
-    # A class may have a decay by default that is not the 0 that is said here.
+    # The default decay of a class may be other than 0.
     if config.weight_decay or "weight_decay" in inspect.signature(kind).parameters:
         options["weight_decay"] = config.weight_decay
     make: Any = kind
@@ -74,16 +74,16 @@ def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> t
 
 @dataclass(frozen=True)
 class Lost:
-    """A function of a run that was read from a folder, which holds only its name."""
+    """Stands for a function in a run that was read from a folder, which stores its name only."""
 
     name: str
 
     def __call__(self, *_: Any) -> Any:
-        """Raise: the function is not there."""
+        """Raise: only the name is known."""
         raise RuntimeError(f"{self.name}: the run's folder holds the name of this function only, not the function")
 
     @classmethod
     def unless_known(cls, field: str, value: Any) -> Any:
-        """A name that can be looked up as it is, any other as a function that is lost."""
+        """The value itself if it is a known name, else a `Lost` function."""
         known = value in SCHEDULES if field == "schedule" else optimiser_class(value) is not None
         return value if known or not isinstance(value, str) else cls(value)

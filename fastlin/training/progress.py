@@ -1,4 +1,4 @@
-"""A live line of a run: time left, steps and sequences a second, the best trial's loss and its excess over theory."""
+"""Progress bar of a run: time left, steps and sequences per second, loss of the best trial and its excess."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from fastlin.training.judge import excess_percent
+
 _SECONDS = 0.25
-# 80 columns hold it: the loss is the best trial's, the percentage its excess over the closed form.
+# Fits 80 columns.
 _FORMAT = "{desc} {percentage:3.0f} % {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]"
 
 
 class Progress:
-    """The line; quiet unless asked for or the output is a terminal.
-
-    Parameters
-    ----------
-    enabled : bool or None
-        None: when standard error is a terminal.
-    name : str
-        What is trained.
-    done, steps : int
-        Steps done before, and in all.
-    """
+    """A tqdm bar from step `done` to `steps`; with `enabled=None`, only when standard error is a terminal."""
 
     def __init__(self, enabled: bool | None, name: str, done: int, steps: int) -> None:
         self._bar: Any = None
@@ -42,7 +34,7 @@ class Progress:
             )
 
     def show(self, step: int, sequences: int, records: list[dict[str, Any]], optimum: float | None) -> None:
-        """Show where the run is, a few times a second."""
+        """Update the bar, at most once in 0.25 s."""
         if self._bar is None or (time.monotonic() - self._shown < _SECONDS and step < self._bar.total):
             return
         self._shown = time.monotonic()
@@ -59,13 +51,12 @@ class Progress:
 
 
 def _best(records: list[dict[str, Any]], optimum: float | None) -> str:
-    """The best trial's loss and excess at the last record."""
+    """Loss and excess of the best trial at the last record."""
     last = next((record for record in reversed(records) if "loss" in record), None)
     losses = [loss for loss in (last or {}).get("loss", []) if loss is not None]
     if last is None or not losses:
         return ""
     text = f", loss {min(losses):.5g}"
     risks = [risk for risk in last["risk"] if risk is not None]
-    if optimum and risks:
-        text += f" ({100 * (min(risks) / optimum - 1):+.2f} %)"
-    return text
+    percent = excess_percent(min(risks, default=None), optimum)
+    return text if percent is None else f"{text} ({percent:+.2f} %)"

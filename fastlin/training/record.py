@@ -1,11 +1,11 @@
-"""The folder of a run: what it is, its records, its checkpoint and its result.
+"""The folder of a run.
 
     run.json                 the resolved configuration, versions, backend, machine, seed
     records.jsonl            a line for each record; no clock in it, so that a resumed run has the same bytes
-    checkpoint.safetensors   parameters, optimiser and where in the records they belong
+    checkpoint.safetensors   parameters, optimiser and their position in the records
     model.safetensors, result.json   at the end
 
-One process at a time: a lock that the system releases when the process dies.
+One process at a time holds the folder's lock, which the system releases when the process dies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from msgspec import Meta, Struct, to_builtins
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import FileError, check_kind, checked, naming, read_json, write_json
+from fastlin._files import FileError, check_kind, checked, digest, naming, read_json, write_json
 
 MODEL, RECORDS, RUN = "model.safetensors", "records.jsonl", "run.json"
 _CHECKPOINT, _RESULT, _LOCK = "checkpoint.safetensors", "result.json", ".lock"
 _KIND = "fastlin run"
-# What a process that was killed in the middle of a write has left (`_files.replacing`).
+# Temporary files of `_files.replacing` that a killed process left.
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
 
 Size = Annotated[int, Meta(ge=0)]
@@ -40,7 +40,7 @@ class FolderInUseError(FileError):
 
 
 class Position(Struct, frozen=True):
-    """A place in the records: so many bytes, and their checksum."""
+    """A position in records.jsonl: the bytes up to it, and their checksum."""
 
     bytes: Size
     sha256: str
@@ -60,7 +60,7 @@ class RunFile(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """result.json: what is known of the trials at the end; None in place of a number that is not finite."""
+    """result.json; None in place of a number that is not finite."""
 
     risk: list[float | None]
     risk_error: list[float | None]
@@ -74,43 +74,36 @@ class Result(Struct, frozen=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """The description in checkpoint.safetensors: of which configuration, where in the records, and the state."""
+    """The description in checkpoint.safetensors."""
 
-    config: str
+    config: str  # digest of the configuration
     records: Position
     state: dict[str, Any]
 
 
 def ended(path: Path) -> tuple[RunFile, Result, list[dict[str, Any]]]:
-    """Description, result and records of a run that has ended; nothing is locked.
-
-    Raises
-    ------
-    FileError
-        When the folder holds no run, or one that has not ended.
-    """
+    """Description, result and records of a run that has ended, without a lock; else a FileError."""
     if not holds_a_run(path):
         raise FileError(f"{path}: holds no run, wants the folder of one that has ended")
-    if not has_ended(path):
+    if not _has_ended(path):
         raise FileError(f"{path}: holds a run that has not ended; `train` with resume=True (--resume) resumes it")
     return _run_file(path), *_result(path)
 
 
 def holds_a_run(path: Path) -> bool:
-    """Whether a folder holds a run; raises when it holds something else."""
+    """Whether a folder holds a run; raises when it holds other files."""
     try:
-        held = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+        names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except FileNotFoundError:
-        held = []
+        names = []
     except NotADirectoryError:
         raise _no_folder(path) from None
-    if held and RUN not in held:
-        raise FileError(f"{path}: holds {held[0]} and no {RUN}; wants a new folder, or one that holds a run")
-    return bool(held)
+    if names and RUN not in names:
+        raise FileError(f"{path}: holds {names[0]} and no {RUN}; wants a new folder, or one that holds a run")
+    return bool(names)
 
 
-def has_ended(path: Path) -> bool:
-    """Whether the run of a folder has its result."""
+def _has_ended(path: Path) -> bool:
     return (path / _RESULT).exists()
 
 
@@ -121,17 +114,16 @@ def _run_file(path: Path) -> RunFile:
 
 
 def _result(path: Path) -> tuple[Result, list[dict[str, Any]]]:
-    """The result of a run, and the records."""
     result = read_json(path / _RESULT, Result)
     trials = len(result.risk)
     if not result.best < trials == len(result.risk_error) == len(result.tail) == len(result.typical):
-        raise FileError(f"{path / _RESULT}: damaged, or not a file of fastlin: its trials are not as many everywhere")
+        raise FileError(f"{path / _RESULT}: damaged, or not a file of fastlin: its numbers of trials disagree")
     data = _records_up_to(path, result.records)
     return result, [json.loads(line) for line in data.splitlines()]
 
 
 def _records_up_to(path: Path, position: Position) -> bytes:
-    """The records up to a position, when they are what they were there."""
+    """The records up to a position, whose checksum must be right."""
     file = path / RECORDS
     data = file.read_bytes()[: position.bytes] if file.exists() else b""
     if len(data) != position.bytes or hashlib.sha256(data).hexdigest() != position.sha256:
@@ -140,17 +132,10 @@ def _records_up_to(path: Path, position: Position) -> bytes:
 
 
 class Folder:
-    """The folder of a run, locked.
+    """The folder of a run, locked; created when missing.
 
-    Parameters
-    ----------
-    path : Path
-        Made when it is not there. It must be empty, or with `resume` hold a run of the same configuration.
-    config : mapping
-        What decides the run's numbers.
-    about : mapping
-        Versions, machine and the like: written once, never compared.
-    resume : bool
+    It must be empty, or with `resume` hold a run of the same `config`. `about` has the versions and the machine; it is
+    written once and never compared.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], about: Mapping[str, Any], resume: bool) -> None:
@@ -178,22 +163,22 @@ class Folder:
             raise
 
     def _compare(self, run: RunFile) -> None:
-        """Raise when the folder's run is not the one that was asked for."""
+        """Raise when the folder holds a run of another configuration."""
         difference = first_difference(run.config, self._config)
         if difference is not None:
-            name, held, given = difference
+            name, theirs, own = difference
             raise FileError(
-                f"{self.path}: holds a run with {name} = {held!r}, this one has {given!r}; "
+                f"{self.path}: holds a run with {name} = {theirs!r}, this one has {own!r}; "
                 "wants the same configuration to resume it, or another folder"
             )
 
     def run_file(self) -> RunFile:
-        """What run.json says."""
+        """The contents of run.json."""
         return _run_file(self.path)
 
     def result(self) -> tuple[Result, list[dict[str, Any]]] | None:
         """Result and records of a run that has ended, else None."""
-        return _result(self.path) if has_ended(self.path) else None
+        return _result(self.path) if _has_ended(self.path) else None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
@@ -208,11 +193,11 @@ class Folder:
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Replace the checkpoint."""
-        description = Checkpoint(_digest(self._config), self._position(), dict(state))
+        description = Checkpoint(digest(self._config), self._position(), dict(state))
         _tensors.write(self.path / _CHECKPOINT, "checkpoint", to_builtins(description), tensors)
 
     def restore(self) -> tuple[dict[str, Any], dict[str, Tensor], list[dict[str, Any]]] | None:
-        """State and tensors of the checkpoint, and the records, cut to where it was made; None: no checkpoint yet."""
+        """State and tensors of the checkpoint, and the records, truncated to it; None without a checkpoint."""
         path = self.path / RECORDS
         try:
             description, tensors = _tensors.read(self.path / _CHECKPOINT, "checkpoint")
@@ -223,7 +208,7 @@ class Folder:
             checkpoint = checked(description, Checkpoint)
         except ValueError as error:
             raise FileError(f"{self.path / _CHECKPOINT}: damaged, or not a file of fastlin: {error}") from None
-        if checkpoint.config != _digest(self._config):
+        if checkpoint.config != digest(self._config):
             raise FileError(f"{self.path / _CHECKPOINT}: is of a run with another configuration than {RUN}")
         data = _records_up_to(self.path, checkpoint.records)
         if path.exists():
@@ -234,18 +219,17 @@ class Folder:
         return checkpoint.state, tensors, [json.loads(line) for line in data.splitlines()]
 
     def finish(self, result: Mapping[str, Any]) -> Result:
-        """Write the result of a run that has ended, whose checkpoint is not needed any more."""
-        made = Result(**result, records=self._position())
-        write_json(self.path / _RESULT, to_builtins(made))
+        """Write the result of a run that has ended, and remove its checkpoint."""
+        written = Result(**result, records=self._position())
+        write_json(self.path / _RESULT, to_builtins(written))
         self._forget()
-        return made
+        return written
 
     def _forget(self) -> None:
-        """Remove the checkpoint."""
         (self.path / _CHECKPOINT).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         try:
             if self._file is not None:
                 self._file.close()
@@ -253,7 +237,7 @@ class Folder:
             self._lock.release()
 
     def _position(self) -> Position:
-        """Where the records are, on disk, and what they say up to there."""
+        """Position at the end of the records, once these are on disk."""
         size = 0
         if self._file is not None:
             os.fsync(self._file.fileno())
@@ -262,7 +246,7 @@ class Folder:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
-    """The lock of a folder, which is made when it is not there."""
+    """The lock of a folder; creates the folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -280,20 +264,13 @@ def _locked(path: Path) -> filelock.BaseFileLock:
 
 
 def _no_folder(path: Path) -> FileError:
-    place = path if path.exists() else next(parent for parent in path.parents if parent.exists())
-    return FileError(f"{place}: is a file, wants a folder")
+    file = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    return FileError(f"{file}: is a file, wants a folder")
 
 
-def first_difference(held: Any, given: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first place where two trees of JSON differ, with what both have there."""
-    if isinstance(held, dict) and isinstance(given, dict):
-        for key in {**held, **given}:
-            found = first_difference(held.get(key), given.get(key), f"{name}.{key}" if name else key)
-            if found is not None:
-                return found
-        return None
-    return None if held == given else (name, held, given)
-
-
-def _digest(config: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+def first_difference(a: Any, b: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Dotted name of the first entry in which two trees of JSON differ, and both values; None for equal trees."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        entries = (first_difference(a.get(key), b.get(key), f"{name}.{key}" if name else key) for key in {**a, **b})
+        return next((difference for difference in entries if difference is not None), None)
+    return None if a == b else (name, a, b)

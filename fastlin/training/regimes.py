@@ -1,33 +1,40 @@
-"""Regimes: what trains, phase after phase, and on which objective.
+"""Regimes: what trains in each phase, and on which objective.
 
-    regime        phases                                             heads       prompts
-    plain         attention and heads, no prompts                    shared
-    fine-tune     plain; then prompts, all else frozen               shared      per task
-    one-prompt    attention, heads and prompts                       shared      shared
-    joint         attention, heads and prompts                       shared      per task
-    joint+heads   attention, heads and prompts                       per task    per task
-    heads         attention and heads, no prompts                    per task
+`REGIMES` is the table; docs/regimes.md shows it in words. Fine-tuning without forgetting has the regimes
 
-Fine-tuning without forgetting, on tokens with a constant coordinate, without prompts:
-
-    pretrain      attention and heads on the task source, at n shots
     zs:X          pretrain; then X alone on the target at zero shots
-    zs+fs:X       pretrain; then X alone on the target at zero shots and, with a weight that falls from 1 to 0, at n
+    zs+fs:X       the same, and at n shots with a weight that falls from 1 to 0
 
-X is all, q, k or v: everything, or what makes queries, keys or values. Merged queries and keys are one matrix, which
-both q and k train.
-
-A user's own regime is a `Regime` in the place of a name.
+where X is all, q, k or v: everything, or the parameters of queries, keys or values. Merged queries and keys are one
+matrix, which both q and k train. `fastlin.train` takes a `Regime` of the user in place of a name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
-from fastlin.training.checks import choice
+from fastlin import theory
+from fastlin._checks import choice
+from fastlin.data.sources import TaskMixture
+
+
+class ClosedForm(NamedTuple):
+    """A closed form of `fastlin.theory`, and how tables and pictures show it."""
+
+    optimum: Callable[[TaskMixture, int], theory.Optimum | theory.Bound]
+    label: str
+    colour: str
+    marker: str
+    dashes: tuple[float, float] | None = None
+    """Lengths of dash and gap in points; None draws a solid line."""
+
+    @property
+    def name(self) -> str:
+        """Key in `CLOSED_FORMS` and in records: the name of the function."""
+        return self.optimum.__name__
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,9 @@ class Term:
     shots : int or None
         Context length; None is the run's n.
     weight : tuple of two float
-        At the phase's first step and at its end; linear between them.
+        At the first step and at the end of the phase; linear between them.
     source : str
-        "mix", or "target": the task source that the run was given under that name.
+        "mix" or "target", the argument of `fastlin.train`.
 
     Examples
     --------
@@ -54,25 +61,25 @@ class Term:
     source: str = "mix"
 
     def weight_at(self, progress: float) -> float:
-        """The weight at a share of the phase, from 0 to 1."""
+        """The weight at `progress` in [0, 1] within the phase."""
         first, last = self.weight
         return first + (last - first) * progress
 
     @classmethod
     def restore(cls, described: Mapping[str, Any]) -> Self:
-        """The term of a description."""
+        """The term of a described one."""
         return cls(**{**described, "weight": tuple(described["weight"])})
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with its own optimiser and schedule.
+    """A part of training with its own optimiser and schedule.
 
     Attributes
     ----------
     trains : tuple of str
-        Of "attention", "heads", "prompts", and "q", "k", "v" for what makes queries, keys and values; the rest is
-        frozen.
+        Among "attention", "heads", "prompts", and "q", "k", "v" for the parameters of queries, keys and values. All
+        other parameters are frozen.
     prompts : bool
         Whether prompts are prepended.
     objective : tuple of Term
@@ -87,25 +94,32 @@ class Phase:
     prompts: bool
     objective: tuple[Term, ...] = (Term(),)
 
+    @classmethod
+    def restore(cls, described: Mapping[str, Any]) -> Self:
+        """The phase of a described one."""
+        return cls(tuple(described["trains"]), described["prompts"], tuple(map(Term.restore, described["objective"])))
+
 
 @dataclass(frozen=True)
 class Regime:
-    """A row of the table.
+    """A way to train: a row of `REGIMES`, or one of the user.
 
     Attributes
     ----------
     name : str
     phases : tuple of Phase
-        The steps of a run are shared equally among them.
+        They share the steps of a run equally.
     task_heads, task_prompts : bool
         Whether each task has its own head, and its own prompt; one prompt for all hides the task from the model.
     judged : Term
-        What the risk of a run is taken on: shots and source; by default the run's n on its task source.
+        Shots and source of the risk; by default the run's n on its task source.
     study : str
-        Whose presets are meant: "prompts", or "forgetting", in which the query is in the sum, scores are divided by the
-        number of columns and attention heads are averaged.
+        Which presets apply: "prompts", or "forgetting", where the query is in the sum, scores are divided by the number
+        of columns and attention heads are averaged.
     variants : tuple of Regime
-        Of a row that `together` made: what its trials do, side by side.
+        The rows that `together` combined.
+    closed_form : ClosedForm or None
+        The optimum of a row of `REGIMES`. It decides no numbers: saved configs and comparisons leave it out.
 
     Examples
     --------
@@ -123,6 +137,7 @@ class Regime:
     judged: Term = Term()
     study: str = "prompts"
     variants: tuple[Regime, ...] = ()
+    closed_form: ClosedForm | None = field(default=None, compare=False, repr=False)
 
     @property
     def prompts(self) -> bool:
@@ -131,16 +146,14 @@ class Regime:
 
     def describe(self) -> dict[str, Any]:
         """The row in values that JSON has."""
-        return asdict(self)
+        described = {name: value for name, value in asdict(self).items() if name != "closed_form"}
+        return {**described, "variants": tuple(row.describe() for row in self.variants)}
 
     @classmethod
     def restore(cls, described: Mapping[str, Any]) -> Self:
-        """The inverse of `describe`, also of what JSON made of it."""
+        """The inverse of `describe`, also after a round trip through JSON."""
         variants = tuple(cls.restore(row) for row in described["variants"])
-        phases = tuple(
-            Phase(tuple(phase["trains"]), phase["prompts"], tuple(map(Term.restore, phase["objective"])))
-            for phase in described["phases"]
-        )
+        phases = tuple(map(Phase.restore, described["phases"]))
         judged = Term.restore(described["judged"])
         return cls(**{**described, "phases": phases, "judged": judged, "variants": variants})
 
@@ -157,11 +170,25 @@ _TUNED = {"all": ("attention", "heads"), "q": ("q",), "k": ("k",), "v": ("v",)}
 REGIMES = {
     row.name: row
     for row in (
-        Regime("plain", (_PLAIN,)),
-        Regime("fine-tune", (_PLAIN, _PROMPTS)),
-        Regime("one-prompt", (_ALL,), task_prompts=False),
-        Regime("joint", (_ALL,)),
-        Regime("joint+heads", (_ALL,), task_heads=True),
+        Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", "#1f77b4", "o")),
+        Regime(
+            "fine-tune",
+            (_PLAIN, _PROMPTS),
+            closed_form=ClosedForm(theory.fine_tuned, "fine-tuned", "#ff7f0e", "s"),
+        ),
+        Regime(
+            "one-prompt",
+            (_ALL,),
+            task_prompts=False,
+            closed_form=ClosedForm(theory.one_prompt, "one prompt", "#e377c2", "<"),
+        ),
+        Regime("joint", (_ALL,), closed_form=ClosedForm(theory.joint, "joint", "#d62728", "^")),
+        Regime(
+            "joint+heads",
+            (_ALL,),
+            task_heads=True,
+            closed_form=ClosedForm(theory.decoupled, "decoupled", "#2ca02c", "D"),
+        ),
         Regime("heads", (_PLAIN,), task_heads=True),
         Regime("pretrain", (_PLAIN,), study="forgetting"),
         *(
@@ -177,22 +204,32 @@ REGIMES = {
     )
 }
 
+# The closed forms of the regimes, and further ones that no regime trains to.
+CLOSED_FORMS = {
+    form.name: form
+    for form in (
+        *(row.closed_form for row in REGIMES.values() if row.closed_form is not None),
+        ClosedForm(theory.shared_shift, "shared shift", "#9467bd", "v", dashes=(5, 1.5)),
+        ClosedForm(theory.scaled_heads, "scaled heads", "#8c564b", "P", dashes=(3, 1.5)),
+        ClosedForm(theory.heads_lower_bound, "lower bound", "#7f7f7f", "X", dashes=(1, 1.5)),
+    )
+}
+
 
 def together(rows: Sequence[Regime]) -> Regime:
-    """Rows that are trained side by side: trial r is seed r // V in variant r % V, and variants share a seed's data.
+    """Combine regimes that train side by side: trial r is seed r // V in variant r % V; variants share a seed's data.
 
-    A phase trains what any variant trains, on the terms that any has; the loop holds still what a variant does not
-    train, and gives its terms the variant's weights.
+    A phase trains what any variant trains, on the terms of all variants. The loop freezes the parameters that a variant
+    does not train, and weights each term as the variant does.
 
     Parameters
     ----------
     rows : sequence of Regime
-        V of them, alike but for what they train and on what.
+        V regimes that differ only in what they train and on which terms.
 
     Returns
     -------
     Regime
-        With R = seeds V trials.
 
     Examples
     --------
@@ -207,9 +244,11 @@ def together(rows: Sequence[Regime]) -> Regime:
                 wants = f"wants {getattr(first, name)!r} as in {first.name!r}"
                 raise ValueError(f"regime: {row.name!r} has {name} = {getattr(row, name)!r} beside others, {wants}")
         if [phase.prompts for phase in row.phases] != [phase.prompts for phase in first.phases]:
-            raise ValueError(f"regime: {row.name!r} has other phases than {first.name!r}, wants as many and like ones")
+            raise ValueError(
+                f"regime: {row.name!r} has other phases than {first.name!r}, wants phases with the same prompts"
+            )
         if row.variants:
-            raise ValueError(f"regime: {row.name!r} is made of several, wants single ones")
+            raise ValueError(f"regime: {row.name!r} combines several regimes, wants single ones")
     if len({row.name for row in rows}) < len(rows):
         raise ValueError(f"regime: got {', '.join(row.name for row in rows)}, wants different ones")
     phases = []
@@ -219,20 +258,21 @@ def together(rows: Sequence[Regime]) -> Regime:
         longest = max((phase.objective for phase in same), key=len)
         order = dict.fromkeys([*keyed(longest), *terms])
         phases.append(Phase(trains, same[0].prompts, tuple(terms[key] for key in order)))
-    return replace(first, name=",".join(row.name for row in rows), phases=tuple(phases), variants=tuple(rows))
+    name = ",".join(row.name for row in rows)
+    return replace(first, name=name, phases=tuple(phases), variants=tuple(rows), closed_form=None)
 
 
 def keyed(objective: Sequence[Term]) -> dict[tuple[int | None, str, int], Term]:
-    """Terms by shots, source, and how many of the same were before."""
-    found: dict[tuple[int | None, str, int], Term] = {}
+    """Terms by shots, source, and the number of earlier terms with the same two."""
+    terms: dict[tuple[int | None, str, int], Term] = {}
     for term in objective:
-        count = sum(key[:2] == (term.shots, term.source) for key in found)
-        found[term.shots, term.source, count] = term
-    return found
+        count = sum(key[:2] == (term.shots, term.source) for key in terms)
+        terms[term.shots, term.source, count] = term
+    return terms
 
 
 def named(regime: str | Regime | Sequence[str | Regime]) -> Regime:
-    """The row of a name; a row of the caller's own is checked; several are put `together`.
+    """The row of a name, a row of the caller after a check, or several rows combined by `together`.
 
     Parameters
     ----------

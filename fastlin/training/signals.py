@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between steps: a run leaves a checkpoint before it ends."""
+"""SIGINT and SIGTERM take effect between steps, after a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ _TRAINING: dict[Path, Signal] = {}
 
 
 class Signal:
-    """What came, if anything did.
+    """A signal that was caught, if any.
 
-    A second signal ends at once, but where processes train together: these stop at the same step, and whoever started
-    them repeats a signal that a terminal has sent to all.
-
-    Attributes
-    ----------
-    caught : int or None
-        What this process has had.
-    heard : int or None
-        What any of several processes has had, by the last step.
+    A second signal raises at once, unless processes train together: those must stop at the same step, and their
+    launcher repeats a signal that the terminal has already sent to all of them.
     """
 
     def __init__(self, together: bool = False) -> None:
-        self.caught: int | None = None
-        self.heard: int | None = None
+        self.caught: int | None = None  # by this process
+        self.heard: int | None = None  # by any of several processes, as of the last step
         self._together = together
 
     @property
     def stop(self) -> int | None:
-        """The signal that ends the run before the next step, if there is one."""
+        """The signal that ends the run before the next step."""
         return self.heard if self._together else self.caught
 
     def handle(self, number: int, frame: Any) -> None:
-        """Note the signal; the loop looks at it between steps."""
+        """Handler of signal.signal: store the signal, which the loop checks between steps."""
         again = self.caught is not None
         self.caught = number
         if again and not self._together:
@@ -48,7 +41,7 @@ class Signal:
         _raise(self.stop)
 
     def raise_at_the_end(self) -> None:
-        """The same, where processes do nothing together any more: what this one alone has had counts too."""
+        """The same after the last step, where a signal that only this process caught counts too."""
         _raise(self.heard or self.caught)
 
 
@@ -61,14 +54,14 @@ def _raise(number: int | None) -> None:
 
 @contextmanager
 def interruptible(enabled: bool, together: bool = False, folder: Path | None = None) -> Iterator[Signal]:
-    """Catch SIGINT and SIGTERM inside, in the main thread; `interrupt` reaches the run of a folder in any thread."""
+    """Catch SIGINT and SIGTERM, in the main thread; `interrupt` reaches the run of a folder in any thread."""
     caught = Signal(together)
     if folder is not None:
         _TRAINING[folder] = caught
-    # Only the main thread can handle signals. What a shell has set to be ignored in the background stays ignored.
+    # Only the main thread can handle signals. A signal that a shell ignores for background jobs stays ignored.
     possible = enabled and threading.current_thread() is threading.main_thread()
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if possible and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, caught.handle) for number in heard}
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if possible and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, caught.handle) for number in handled}
     try:
         yield caught
     finally:
@@ -78,7 +71,7 @@ def interruptible(enabled: bool, together: bool = False, folder: Path | None = N
 
 
 def interrupt(below: Path) -> bool:
-    """Have the runs of this process in folders below a path stop with a checkpoint; returns whether there are any."""
+    """Stop the runs of this process in folders below a path, with a checkpoint; returns whether there are any."""
     running = [caught for folder, caught in list(_TRAINING.items()) if folder.is_relative_to(below)]
     for caught in running:
         caught.caught = signal.SIGTERM

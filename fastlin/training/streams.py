@@ -1,6 +1,6 @@
-"""Streams of the generator: what is drawn from which, so that no two uses meet.
+"""Streams of the random generator: each use has its own.
 
-Terms of an objective have the streams from 0 on, one for each term, or one for each term and trial.
+Terms of an objective use the streams from 0 up, one per term, or one per term and trial.
 """
 
 FIRST_RESERVED = 65_000

@@ -1,4 +1,4 @@
-"""`fastlin train`: every regime at every context length of a CONFIG.toml, for a table and pictures."""
+"""`fastlin train`: train every regime at every context length of a CONFIG.toml, and tabulate the results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from fastlin import theory
+from fastlin._checks import choice
 from fastlin._files import FileError, read_json, replacing
+from fastlin._tables import align, number
 from fastlin.settings import Config
-from fastlin.training.checks import choice
+from fastlin.training.judge import excess_percent
 from fastlin.training.regimes import REGIMES
 from fastlin.training.run import Run, train
 
 SUMMARY = "summary.json"
+_QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
 _COLUMNS = ("regime", "n", "theory", "best", "excess", "min", "quartile", "median", "quartile", "mean", "trials")
+_WIDTHS = (12, 6, *[10] * (len(_COLUMNS) - 2))
 
 
 def regimes(text: str) -> list[str]:
-    """Names of regimes that a text lists with commas; "all" is all of those on prompts: others want a target."""
+    """Regimes of a comma-separated text; "all" is those of the study on prompts, since others want a target."""
     prompts = [name for name, row in REGIMES.items() if row.study == "prompts"]
     names = prompts if text == "all" else [name.strip() for name in text.split(",")]
     return [choice("regime", name, REGIMES) for name in dict.fromkeys(names)]
@@ -32,33 +37,22 @@ def regimes(text: str) -> list[str]:
 def train_cells(
     config: Config, names: Sequence[str], out: Path, resume: bool, report: Any, **options: Any
 ) -> dict[str, Any]:
-    """Train every regime at every context length of a config; returns what is in `out`/summary.json.
+    """Train the named regimes at every context length of a config; returns the contents of `out`/summary.json.
 
-    Parameters
-    ----------
-    config : Config
-    names : sequence of str
-        Of regimes.
-    out : Path
-        Of a folder for each cell, and of summary.json, which keeps the cells that were there before.
-    resume : bool
-        Resume what is there; cells that have ended are read.
-    report : callable
-        Called with each cell's row as soon as it has ended.
-    **options
-        Of `train`.
+    Each cell has a folder in `out`; summary.json keeps the cells of earlier calls. With `resume`, cells that have ended
+    are read. `report` is called with the row of each cell when it ends. Other options are those of `train`.
     """
-    kept = _kept(out)
+    cells = _earlier_cells(out)
     for regime in names:
         for n in config.context_lengths:
             folder = f"{regime}-n{n}"
             run = train(config.mixture, regime, n, out=out / folder, resume=resume, **options)
             row = {"regime": regime, "n": n, "folder": folder, **summary(run)}
             report(row)
-            kept[folder] = row
+            cells[folder] = row
             with replacing(out / SUMMARY) as temporary:
-                temporary.write_text(json.dumps(_described(config, kept), indent=1) + "\n", encoding="utf-8")
-    return _described(config, kept)
+                temporary.write_text(json.dumps(_described(config, cells), indent=1) + "\n", encoding="utf-8")
+    return _described(config, cells)
 
 
 def _described(config: Config, cells: dict[str, Any]) -> dict[str, Any]:
@@ -68,13 +62,13 @@ def _described(config: Config, cells: dict[str, Any]) -> dict[str, Any]:
 
 
 class Summary(Struct, frozen=True):
-    """summary.json, as far as it is read again; each cell is a row of the table."""
+    """The part of summary.json that is read again; each cell is a row of the table."""
 
     cells: list[dict[str, Any]]
 
 
-def _kept(out: Path) -> dict[str, Any]:
-    """Cells of a summary that is there, by their folders."""
+def _earlier_cells(out: Path) -> dict[str, Any]:
+    """Cells of an existing summary.json, by folder."""
     path = out / SUMMARY
     if not path.exists():
         return {}
@@ -85,29 +79,28 @@ def _kept(out: Path) -> dict[str, Any]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Risk over the trials that did not diverge, and of the one that was chosen."""
+    """Risk of the best trial, and its distribution over the trials that did not diverge."""
     risk = run.risk[torch.isfinite(run.risk)]
-    shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=risk.dtype)
-    least, low, median, high, most = risk.quantile(shares).tolist() if len(risk) else [None] * 5
-    best = float(run.risk[run.best])
-    optimum = None if run.theory is None else float(run.theory)
+    shares = torch.tensor(list(_QUANTILES.values()), dtype=risk.dtype)
+    quantiles = risk.quantile(shares).tolist() if len(risk) else [None] * len(_QUANTILES)
+    best, optimum = float(run.risk[run.best]), None if run.theory is None else float(run.theory)
+
+    def of_best(values: Tensor) -> float | None:
+        return float(values[run.best]) if math.isfinite(best) else None
+
     return {
         "trials": len(run.risk),
         "diverged": len(run.diverged),
         "best_trial": run.best,
-        "best": best if math.isfinite(best) else None,
-        "best_error": float(run.risk_error[run.best]) if math.isfinite(best) else None,
-        "tail": float(run.tail[run.best]) if math.isfinite(best) else None,
-        "typical": float(run.typical[run.best]) if math.isfinite(best) else None,
+        "best": of_best(run.risk),
+        "best_error": of_best(run.risk_error),
+        "tail": of_best(run.tail),
+        "typical": of_best(run.typical),
         "typical_max": float(run.typical[torch.isfinite(run.risk)].max()) if len(risk) else None,
-        "min": least,
-        "lower_quartile": low,
-        "median": median,
-        "upper_quartile": high,
-        "max": most,
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
         "mean": float(risk.mean()) if len(risk) else None,
         "theory": optimum,
-        "excess_percent": 100.0 * (best / optimum - 1.0) if optimum and math.isfinite(best) else None,
+        "excess_percent": excess_percent(best, optimum),
         "model": run.config["model"],
         "batch": run.config["batch"],
         "seconds": run.seconds,
@@ -116,22 +109,13 @@ def summary(run: Run) -> dict[str, Any]:
 
 def heading() -> str:
     """The first line of the table of cells."""
-    return "".join(f"{name:>{_width(i)}}" for i, name in enumerate(_COLUMNS))
+    return align(_COLUMNS, _WIDTHS)
 
 
 def line(row: dict[str, Any]) -> str:
-    """A cell in the table: risks; excess of the best trial over the optimum in percent; trials that did not diverge."""
+    """A cell in the table: risks, excess of the best trial, and trials that did not diverge."""
     numbers = [row[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "mean")]
     excess = "-" if row["excess_percent"] is None else f"{row['excess_percent']:.3f} %"
     trials = f"{row['trials'] - row['diverged']}/{row['trials']}"
-    texts = [row["regime"], str(row["n"]), _text(row["theory"]), _text(row["best"]), excess]
-    texts += [*map(_text, numbers), trials]
-    return "".join(f"{text:>{_width(i)}}" for i, text in enumerate(texts))
-
-
-def _width(column: int) -> int:
-    return 12 if column == 0 else 6 if column == 1 else 10
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
+    texts = [row["regime"], row["n"], number(row["theory"]), number(row["best"]), excess, *map(number, numbers), trials]
+    return align(texts, _WIDTHS)

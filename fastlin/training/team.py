@@ -1,7 +1,7 @@
 """The processes that train together: a process group of torch.distributed, or this process alone.
 
-Every process holds all parameters and takes the same steps; they share the sequences of a batch. What decides a run is
-either computed by all alike or broadcast by the first process, which alone reads and writes files.
+Every process holds all parameters and takes the same steps; the processes share the sequences of a batch. All compute
+the same values, or the first process broadcasts them. Only the first process reads and writes files.
 """
 
 from __future__ import annotations
@@ -26,15 +26,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Team:
-    """Processes that train together.
-
-    Attributes
-    ----------
-    rank, size : int
-        This process's number, and how many there are.
-    device : torch.device
-        Of the tensors that they exchange.
-    """
+    """Processes that train together: rank of this one, their number, and the device of exchanged tensors."""
 
     rank: int = 0
     size: int = 1
@@ -46,42 +38,36 @@ class Team:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Those of `count` consecutive things that belong to this process."""
+        """The part of range(count) that belongs to this process."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def add(self, values: Tensor) -> None:
-        """Add up over all processes, in place."""
+        """Sum over all processes, in place."""
         if self.size > 1:
-            with self._reaching():
+            with self._explaining():
                 distributed.all_reduce(values)
 
     def broadcast(self, make: Callable[[], Any]) -> Any:
-        """The object that `make` returns in the first process, in all of them.
-
-        Raises
-        ------
-        ConnectionError
-            In the others, when it raised in the first.
-        """
+        """Call `make` in the first process and return its result in all; where it raises, the others raise too."""
         if self.size == 1:
             return make()
-        held: list[Any] = [None, None]
+        message: list[Any] = [None, None]  # result, error
         try:
             if self.first:
-                held[0] = make()
+                message[0] = make()
         except BaseException as error:
-            held[1] = str(error) or type(error).__name__
+            message[1] = str(error) or type(error).__name__
             raise
         finally:
-            with self._reaching():
-                distributed.broadcast_object_list(held, 0, device=self.device)
-        if held[1] is not None:
-            raise ConnectionAbortedError(f"process 0 of {self.size} has ended: {held[1]}")
-        return held[0]
+            with self._explaining():
+                distributed.broadcast_object_list(message, 0, device=self.device)
+        if message[1] is not None:
+            raise ConnectionAbortedError(f"process 0 of {self.size} has ended: {message[1]}")
+        return message[0]
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Say in one line what an error of the network means."""
+    def _explaining(self) -> Iterator[None]:
+        """Turn an error of the network into one that says what to do."""
         try:
             yield
         except (RuntimeError, OSError) as error:
@@ -96,15 +82,7 @@ ALONE = Team()
 
 
 def team_of(device: torch.device, shared: bool | None = None) -> Team:
-    """The processes of the initialised process group, or this one alone.
-
-    Parameters
-    ----------
-    device : torch.device
-        Of the parameters.
-    shared : bool, optional
-        None: whenever there is a process group; False never; True insists.
-    """
+    """The processes of the initialised process group, or this one alone; `shared` as `RunConfig.distributed`."""
     if shared is not None and not isinstance(shared, bool):
         raise TypeError(f"distributed: got {shared!r}, wants True, False or None")
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -113,17 +91,17 @@ def team_of(device: torch.device, shared: bool | None = None) -> Team:
         return ALONE
     if shared is False or distributed.get_world_size() == 1:
         return ALONE
-    served = str(distributed.get_backend_config()).lower()
-    if device.type not in served:
-        raise ValueError(f"device: got {device}, which the process group ({served}) does not serve; wants one it does")
+    group = str(distributed.get_backend_config()).lower()
+    if device.type not in group:
+        raise ValueError(f"device: got {device}, which the process group ({group}) does not serve; wants one it does")
     return Team(distributed.get_rank(), distributed.get_world_size(), device)
 
 
 @contextmanager
 def joined(device: str) -> Iterator[str]:
-    """Join the other processes that torchrun has started, if it has; the device of this one.
+    """Join the processes that torchrun started, if any; yields the device of this one.
 
-    GPUs of a machine are taken in the order of the processes on it, where `device` has no index.
+    "cuda" without an index becomes the GPU of the process's local rank.
     """
     if not all(name in os.environ for name in _LAUNCHED) or distributed.is_initialized():
         yield device
@@ -133,7 +111,7 @@ def joined(device: str) -> Iterator[str]:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     store, rank, size = next(rendezvous("env://"))
-    # The store outlives processes that are started anew, and what these read must not be what the dead had written.
+    # The store outlives restarts: a prefix keeps restarted processes from reading keys of the dead ones.
     store = PrefixStore(f"fastlin/{os.environ.get(_RESTARTS, '0')}/{size}", store)
     backend = "nccl" if device.startswith("cuda") else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -145,7 +123,7 @@ def joined(device: str) -> Iterator[str]:
 
 @contextmanager
 def folder(out: Path) -> Iterator[Path]:
-    """Where this process keeps what it makes of a run: `out` in the first, elsewhere a folder that is thrown away."""
+    """Output folder of this process: `out` in the first process, a temporary folder in the others."""
     if not distributed.is_initialized() or distributed.get_rank() == 0:
         yield out
         return
@@ -154,5 +132,5 @@ def folder(out: Path) -> Iterator[Path]:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process anew, after another one had died."""
+    """Whether torchrun has restarted this process after a failure."""
     return int(os.environ.get(_RESTARTS, "0")) > 0

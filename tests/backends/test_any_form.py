@@ -1,51 +1,51 @@
 """A backend that takes the parameters of a layer as the caller gave them."""
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
-from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
+from support.backends import install
+from support.op_cases import LOSSES, PREDICTIONS, assert_close, gradients, make
 
 import fastlin as fl
-from fastlin import backends
-from fastlin.backends import eager
+from fastlin.backends.eager import EagerBackend
 from fastlin.backends.problem import lift
 
 
-@pytest.fixture
-def plain(monkeypatch):
+class Plain(EagerBackend):
     """Eager behind an adapter that lifts what it gets, and answers in the forms that it got."""
-    module = ModuleType("fastlin.backends.plain")
-    module.ranks = []
 
-    def full(problem):
-        module.ranks.append(problem.W.ndim)
+    name = "plain"
+    traceable = False
+    any_form = True
+
+    def __init__(self):
+        self.ranks = []
+
+    def full(self, problem):
+        self.ranks.append(problem.W.ndim)
         letters = {a: getattr(problem, a) for a in "pWv"}
         lifted = problem._replace(**{a: t if t is None else lift(a, t, problem.tasks) for a, t in letters.items()})
         assert (lifted.tasks, lifted.heads) == (problem.tasks, problem.heads)
         assert lifted.front == (problem.front or (1,))
         return lifted
 
-    def back(problem, grads):
+    def back(self, problem, grads):
         return {a: grad.reshape(getattr(problem, a).shape) for a, grad in grads.items()}
 
-    def predict(problem):
-        return eager.predict(full(problem)).reshape(*problem.front, -1)
+    def predict(self, problem):
+        return super().predict(self.full(problem)).reshape(*problem.front, -1)
 
-    def predict_bwd(problem, gy, wants):
+    def predict_bwd(self, problem, gy, wants):
         assert gy.shape == (*problem.front, problem.q.shape[0])
-        return back(problem, eager.predict_bwd(full(problem), gy.reshape(-1, gy.shape[-1]), wants))
+        return self.back(problem, super().predict_bwd(self.full(problem), gy.reshape(-1, gy.shape[-1]), wants))
 
-    def loss(problem, y, weight, wants):
-        value, per_task, grads = eager.loss(full(problem), y, weight, wants)
-        return value.reshape(problem.front), per_task.reshape(*problem.front, -1), back(problem, grads)
+    def loss(self, problem, y, weight, wants):
+        value, per_task, grads = super().loss(self.full(problem), y, weight, wants)
+        return value.reshape(problem.front), per_task.reshape(*problem.front, -1), self.back(problem, grads)
 
-    module.traceable, module.any_form, module.supports, module.gram = False, True, eager.supports, eager.gram
-    module.predict, module.predict_bwd, module.loss = predict, predict_bwd, loss
-    monkeypatch.setitem(sys.modules, "fastlin.backends.plain", module)
-    monkeypatch.setitem(backends.ORDER, "cpu", ("plain",))
-    return module
+
+@pytest.fixture
+def plain(monkeypatch):
+    return install(monkeypatch, Plain())
 
 
 FORMS = [{}, {"R": 1}, {"R": 2}, {"R": 2, "H": 2}, {"t": None}, {"shared_head": True}, {"K": None}]

@@ -1,4 +1,4 @@
-"""Arguments that `fastlin._C` refuses by name: a kernel would leave its arrays, divide by zero or never end."""
+"""Arguments that `fastlin._C` refuses by name: with them a kernel would leave its arrays, divide by zero or hang."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def source(d=M, n=N, K=1, period=0, means=0, factors=0, cumulative=0, strata=0, 
 
 
 def drawn(**given):
-    """A problem whose data are drawn, with d + 1 = m."""
+    """A problem whose data a source draws, with d + 1 = m."""
     absent = dict.fromkeys(("x", "q", "y"))
     given["inputs"] = absent | given.get("inputs", {})
     return attention(**{"source": source(d=M - 1), **given})
@@ -68,7 +68,7 @@ def test_right_ones_are_taken():
     for function in ("fill_uniform", "fill_normal", "fill_chi"):
         fill(function)
     fill(to=0, rows=0)
-    fill(to=0, rows=1 << 40, columns=0)  # and not row by row
+    fill(to=0, rows=1 << 40, columns=0)  # returns at once, without a loop over rows
 
 
 @pytest.mark.parametrize("name", SIZES)

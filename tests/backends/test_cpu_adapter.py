@@ -1,10 +1,10 @@
-"""What the cpu backend says of itself, what it refuses, and how it behaves under torch's modes and transforms."""
+"""The cpu backend: the kernel it reports, its errors, and torch's modes and transforms."""
 
 import re
 
 import pytest
 import torch
-from helpers import DOUBLE, INSTRUCTION_SETS, LOSSES, PREDICTIONS, assert_close, gradients, make, poisoned
+from support.op_cases import DOUBLE, INSTRUCTION_SETS, LOSSES, PREDICTIONS, assert_close, gradients, make, poisoned
 from torch.autograd import gradcheck
 
 import fastlin as fl
@@ -18,7 +18,7 @@ def test_the_best_instruction_set_is_taken():
     assert cpu.instruction_set() == cpu.instruction_sets()[0]
     assert cpu.instruction_sets()[-1] == "scalar"
     make("prompt_loss")()
-    assert cpu.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
+    assert cpu.backend.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
 
 
 def test_info_names_the_instruction_set():
@@ -33,7 +33,7 @@ def test_instruction_sets_are_chosen_by_name_for_a_while():
     case = make("prompt_loss")
     with cpu.using("scalar"):
         case()
-        assert cpu.last_kernel == "scalar float64 streamed"
+        assert cpu.backend.last_kernel == "scalar float64 streamed"
         with cpu.using(INSTRUCTION_SETS[0]):
             assert cpu.instruction_set() == INSTRUCTION_SETS[0]
         assert cpu.instruction_set() == "scalar"
@@ -77,25 +77,28 @@ def test_instruction_sets_agree(dtype):
 
 def test_supports():
     device = torch.device("cpu")
-    assert cpu.supports("prompt_loss", device, torch.float32, 11) is None
-    assert cpu.supports("gram", device, torch.float64, 1) is None
-    assert cpu.supports("prompt_loss", torch.device("meta"), torch.float32, 3) == "the data are on meta; wants the cpu"
+    assert cpu.backend.supports("prompt_loss", device, torch.float32, 11) is None
+    assert cpu.backend.supports("gram", device, torch.float64, 1) is None
+    assert (
+        cpu.backend.supports("prompt_loss", torch.device("meta"), torch.float32, 3)
+        == "the data are on meta; wants the cpu"
+    )
     reason = "the data have dtype torch.bfloat16; wants torch.float32 or torch.float64"
-    assert cpu.supports("prompt_loss", device, torch.bfloat16, 3) == reason
+    assert cpu.backend.supports("prompt_loss", device, torch.bfloat16, 3) == reason
 
 
 def test_a_missing_extension(monkeypatch):
     monkeypatch.setattr(_extension, "why_missing", lambda: "it was left out")
     monkeypatch.setattr(fl.backends, "_warned", set())
-    assert cpu.supports("predict", torch.device("cpu"), DOUBLE, 3) == "it was left out"
+    assert cpu.backend.supports("predict", torch.device("cpu"), DOUBLE, 3) == "it was left out"
     case = make("prompt_loss")
     with pytest.raises(fl.BackendError, match="prompt_loss: backend 'cpu' cannot serve this call: it was left out"):
         case(backend="cpu")
-    cpu.last_kernel = None
+    cpu.backend.last_kernel = None
     message = r"prompt_loss: backend 'cpu' does not serve this call \(it was left out\); eager serves it"
     with pytest.warns(RuntimeWarning, match=message):
         assert_close(case(), case(fl.reference))
-    assert cpu.last_kernel is None
+    assert cpu.backend.last_kernel is None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -125,7 +128,7 @@ def test_gradcheck_on_every_path(op, form, instruction_set):
 
 @pytest.mark.parametrize("op", LOSSES)
 def test_second_derivatives_are_those_of_the_reference(op):
-    """In all inputs, the data too, and never zero."""
+    """Second derivatives in all inputs, including the data, are right and never a silent zero."""
     seconds = []
     for module in (fl, fl.reference):
         case = make(op, B=4, m=3, backend="cpu", scale=0.3).differentiable()
@@ -163,9 +166,9 @@ def test_compiled_transforms_of_the_named_backend():
     case = make("prompt_loss", backend="cpu")
     W = case.inputs["W"]
     function = torch.compile(lambda W: case(W=W)[0], fullgraph=True, backend="aot_eager")
-    cpu.last_kernel = None
+    cpu.backend.last_kernel = None
     assert_close(function(W), case(fl.reference)[0])
-    assert cpu.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
+    assert cpu.backend.last_kernel.startswith(f"{cpu.instruction_set()} float64 streamed")
 
 
 def test_a_dtype_that_has_no_chains_is_refused():

@@ -1,8 +1,8 @@
-"""What the kernels must not do with inputs that are rare but legal."""
+"""Rare but legal inputs of the kernels."""
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, make
+from support.op_cases import DOUBLE, assert_close, make
 from torch.utils._pytree import tree_map_only
 
 import fastlin as fl
@@ -10,7 +10,7 @@ from fastlin.backends import cpu
 
 
 class Wrapped(torch.Tensor):
-    """A tensor that has no memory of its own: it holds another."""
+    """A tensor without memory: it wraps another."""
 
     @staticmethod
     def __new__(cls, held):
@@ -28,7 +28,7 @@ class Wrapped(torch.Tensor):
 @pytest.mark.parametrize("B", [1, 7, 8, 9, 16, 17])
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
 def test_an_infinite_loss_is_not_nan_for_any_number_of_sequences(op, B):
-    # Lanes without a sequence must not turn the last sequence's infinity into NaN.
+    # Idle lanes must not turn the infinity of the last sequence into NaN.
     case = make(op, B=B, m=3, K=None, t=None, L=2, dtype=torch.float32)
     q = case.inputs["q"].clone()
     q[-1] = 1e30
@@ -89,6 +89,6 @@ def test_elements_beyond_two_to_the_31():
     assert z.numel() > 2**31
     q, W, v = torch.randn(4000, 8), torch.randn(8, 8), torch.randn(8)
     found = fl.predict(z, q, None, None, W, v, backend="cpu")
-    assert cpu.last_kernel.endswith("streamed columns")
+    assert cpu.backend.last_kernel.endswith("streamed columns")
     expected = (q.double() @ W.double()) @ (z[0].double().mT @ (z[0].double() @ v.double()))
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5

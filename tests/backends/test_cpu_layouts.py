@@ -1,8 +1,8 @@
-"""Any layout of any argument on the compiled kernels, and none is copied without need."""
+"""Compiled kernels accept any layout of any argument, and copy only what they must."""
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, gradients, make, results
+from support.op_cases import DOUBLE, assert_close, gradients, make, results
 from torch import Tensor
 
 import fastlin as fl
@@ -15,12 +15,12 @@ def sliced(t):
 
 
 def transposed(t):
-    """The last two dimensions stand in memory the other way around."""
+    """The last two dimensions are transposed in memory."""
     return t.mT.contiguous().mT if t.ndim > 1 else sliced(t)
 
 
 def permuted(t):
-    """The first dimension strides least."""
+    """The first dimension has the smallest stride."""
     return t.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
@@ -40,13 +40,13 @@ def repeated(t):
 
 
 def offset(t):
-    """In the midst of a larger storage, on no alignment beyond the element's own."""
+    """Inside a larger storage, aligned only to the element size."""
     storage = t.new_full((t.numel() + 7,), float("nan"))
     return storage[3 : 3 + t.numel()].view_as(t).copy_(t)
 
 
 def row_strided(t):
-    """Rows with room between them, and sequences with room between these."""
+    """With gaps between rows and between sequences."""
     if t.ndim < 2:
         return sliced(t)
     wide = t.new_full((*t.shape[:-2], t.shape[-2] + 2, t.shape[-1] + 3), float("nan"))
@@ -82,7 +82,7 @@ def test_each_argument(path, layout, instruction_set):
 def _replaced(case, parts):
     inputs = {name: parts[name] for name in case.inputs}
     ready = type(case)(case.op, inputs, parts["y"], case.task, {**case.options, "weight": parts["weight"]})
-    # What `differentiable` clones has lost its layout.
+    # `differentiable` clones, which would lose the layout.
     return _Detached(**vars(ready))
 
 
@@ -109,7 +109,7 @@ def test_task_indices(layout, instruction_set):
 @pytest.mark.parametrize("layout", [Tensor.contiguous, offset, row_strided, expanded, expanded_rows])
 @pytest.mark.parametrize("path", PATHS)
 def test_data_are_read_in_place(path, layout, instruction_set, monkeypatch):
-    """Rows that are contiguous are not copied, forward or backward."""
+    """Neither forward nor backward copies contiguous rows."""
     case = make(**PATHS[path], B=11)
     first = next(iter(case.inputs))
     x, q = (layout(case.inputs[name]).requires_grad_() for name in (first, "q"))
@@ -151,7 +151,7 @@ def test_nothing(op, sizes, form, instruction_set):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_numbers_that_are_not_finite_stay_in_their_sequence(path, instruction_set):
-    """Lanes, tiles and blocks are shared; NaN is where eager has it, and nowhere else."""
+    """A NaN does not spread to other sequences of its lanes, tile or block: the results have NaN where eager has it."""
     case = make(**PATHS[path], B=300, m=6, K=4)
     for place in (0, 5, 256, 299):
         x = next(iter(case.inputs.values())).clone()
@@ -164,7 +164,7 @@ def test_numbers_that_are_not_finite_stay_in_their_sequence(path, instruction_se
 
 
 def test_a_view_that_torch_negates_when_it_reads():
-    """Imaginary parts of conjugates hold their numbers with the other sign."""
+    """The imaginary part of a conjugate is stored with the opposite sign."""
     case = make("prompt_loss", B=4, m=1, t=1, backend="cpu")
     for name, tensor in case.inputs.items():
         view = torch.complex(torch.zeros_like(tensor), tensor).conj().imag

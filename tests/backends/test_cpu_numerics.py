@@ -1,8 +1,8 @@
-"""Rounding errors of the compiled kernels: at most twice eager's in the same dtype, and a band of a few eps."""
+"""Rounding errors of the compiled kernels: at most twice eager's in the same dtype, plus a few eps."""
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, assert_within_budget, make, results
+from support.op_cases import DOUBLE, assert_close, assert_within_budget, make, results
 
 import fastlin as fl
 
@@ -16,7 +16,7 @@ PATHS = {
 
 
 def problem(path, *, sizes, factor=1.0):
-    """A float32 problem whose tokens, prompts and queries are multiplied by a factor, or one for each coordinate."""
+    """A float32 problem with tokens, prompts and queries multiplied by a factor, or by one for each coordinate."""
     case = make(**PATHS[path], **sizes, dtype=SINGLE)
     first = next(iter(case.inputs))
     x, q = case.inputs[first], case.inputs["q"]
@@ -25,7 +25,7 @@ def problem(path, *, sizes, factor=1.0):
     tokens = {first: scaled, "q": q * by_column, "p": case.inputs["p"] * by_column}
     changed = type(case)(case.op, {**case.inputs, **tokens}, case.y, case.task, case.options)
     size = float(by_column.abs().max())
-    # The attention is cubic in the tokens; a stack goes through it again and again.
+    # Attention is cubic in the tokens, and a stack applies it in every layer.
     changed.options["scale"] = 0.1 / size**2 / sizes.get("n", 4) if path == "stack" else 1.0 / size**3
     return changed
 
@@ -51,7 +51,7 @@ def test_scales(path, scale, instruction_set):
 
 @pytest.mark.parametrize("path", ["streamed", "gram", "stack"])
 def test_long_context(path, instruction_set):
-    """Here eager in float64 is the judge: the reference would attend over 10^10 pairs of tokens."""
+    """Compares with eager in float64: the reference would attend over 10^10 pairs of tokens."""
     case = problem(path, sizes={"B": 3, "n": 100_000, "m": 5, "K": 2, "t": 1})
     exact = results(case.to(DOUBLE), backend="eager")
     found = results(case, kernel=kernel_of(path, instruction_set))

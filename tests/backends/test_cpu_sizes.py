@@ -1,8 +1,8 @@
-"""The compiled kernels at sizes that straddle every edge: of lanes, register tiles, groups of tokens, chunks, blocks.
+"""The compiled kernels at sizes on both sides of every edge: lanes, register tiles, groups of tokens, chunks, blocks.
 
-Lanes hold 8 float32 or 4 float64 sequences with AVX2; products run in tiles of 4 x 3 entries and rows of 6; tokens
-come in groups of 8 or 4, with leaves of 128 (streamed) and 512 (Gram); a chunk has at most 256 sequences, a block at
-least so many, and the runs of the tasks cross both.
+Lanes hold 8 float32 or 4 float64 sequences with AVX2. Products run in tiles of 4 x 3 entries and rows of 6. Tokens
+come in groups of 8 or 4; sums are split beyond 128 (streamed) or 512 (Gram) tokens. A chunk has at most 256
+sequences, a block at least as many, and the runs of tasks cross both.
 """
 
 import random
@@ -11,7 +11,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, assert_within_budget, make, results
+from support.op_cases import DOUBLE, assert_close, assert_within_budget, make, results
 
 import fastlin as fl
 from fastlin.backends import cpu
@@ -23,7 +23,7 @@ TASKS = (1, 2, 5, "B", None)
 TRIALS = (1, 2, 3, 8, 9, 50)
 FEW = (1, 2, 3, 5)
 
-# Long contexts with few sequences and large batches with short contexts: the reference attends over all pairs.
+# (B, n): long contexts with few sequences, large batches with short contexts. The reference attends over all pairs.
 PLACES = [
     *zip(BATCHES, cycle((3, 0, 8, 5, 17, 1, 4, 9, 7)), strict=False),
     *zip(cycle((5, 3, 9, 1)), LENGTHS, strict=False),
@@ -33,7 +33,7 @@ PLACES = [
 
 
 def path_of(op, n, m, R, H, L):
-    """The path that a problem is meant to take; None near the border between streaming and forming G."""
+    """The path that a problem should take; None near the border between streaming and forming G."""
     if "stack" in op and L > 1:
         return "stack"
     if op.startswith("gram"):
@@ -45,14 +45,14 @@ def path_of(op, n, m, R, H, L):
 
 
 def cost(op, B, n, m, R, H, L):
-    """Multiply-adds of the reference, which attends over all pairs of tokens, and of products of matrices."""
+    """Multiply-adds of the reference: attention over all pairs of tokens, and matrix products."""
     attended = B * (n + 3) ** 2 * m
     matrices = B * m * m * (m if "stack" in op or op.startswith("gram") else 1)
     return R * H * (L if "stack" in op else 1) * (attended + matrices)
 
 
 def sample(path, ops):
-    """Problems that take a path, each with a size that those before it lack, until no size is missing."""
+    """Problems that take a path. Each adds a size that the ones before lack, until all sizes are covered."""
     source = random.Random(path + "".join(ops))
     found, seen = [], set()
     for _ in range(2000):
@@ -76,7 +76,7 @@ SAMPLES = [
 
 
 def assert_right(single, instruction_set, path):
-    """Values and gradients of a float32 problem are the reference's, in both precisions, by the kernel of that path."""
+    """Values and gradients of a float32 problem agree with the reference in both precisions, on that path."""
     double = single.to(DOUBLE)
     exact = results(double, fl.reference)
     found = results(double, kernel=f"{instruction_set} float64 {path}")
@@ -102,7 +102,7 @@ def test_values_and_gradients(path, op, sizes, instruction_set):
 @pytest.mark.parametrize("m", [4, 5, 7, 8, 27, 28, 29, 31, 55, 56, 57, 60])
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 8, 9, 12, 130])
 def test_streamed_widths_and_lengths(m, n, instruction_set):
-    """Fours of columns that overlap or not, few enough for registers or read twice, eight tokens or what is left."""
+    """Quads that overlap or not, narrow tokens (in registers) and wide ones (read twice), full and partial groups."""
     single = make("prompt_loss", B=35, n=n, m=m, K=2, t=1, scale=0.7, dtype=torch.float32)
     assert_right(single, instruction_set, "streamed")
 
@@ -138,7 +138,7 @@ def test_streamed_widths_and_lengths(m, n, instruction_set):
     ],
 )
 def test_columns_in_lanes(op, sizes, options, m, instruction_set):
-    """Groups of several tasks, whole or not, in several chunks and blocks, few tasks or many, columns that overlap."""
+    """Groups of several tasks, full and partial, in several chunks and blocks, few or many tasks, overlapping quads."""
     n = (0, 1, 2, 3, 5, 9, 130, 300)[(m + len(op)) % (4 if sizes["B"] == 1000 else 8)]
     single = make(op, **sizes, m=m, n=n, **options, scale=0.7, dtype=torch.float32)
     double = single.to(DOUBLE)
@@ -148,7 +148,7 @@ def test_columns_in_lanes(op, sizes, options, m, instruction_set):
         dtype = str(case.y.dtype).removeprefix("torch.")
         has_fours = instruction_set != "scalar" and (instruction_set, dtype) != ("neon", "float64")
         columns = " columns" if 4 <= m <= 24 and has_fours else ""
-        assert cpu.last_kernel == f"{instruction_set} {dtype} streamed{columns}"
+        assert cpu.backend.last_kernel == f"{instruction_set} {dtype} streamed{columns}"
     exact, found = results(double, fl.reference), results(double, backend="cpu")
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
@@ -159,12 +159,12 @@ def test_columns_in_lanes(op, sizes, options, m, instruction_set):
     ("B", "K"), [(1000, 2), (1000, 40), (1000, 2000), (20_000, 1), (20_000, 2), (20_000, 20), (20_000, 2000)]
 )
 def test_tasks_in_order(B, K, instruction_set):
-    """Groups that follow each other have the same tasks, but for a few; blocks of the larger batch have two chunks."""
+    """Most consecutive groups have the same tasks; blocks of the larger batch have two chunks."""
     case = make("prompt_loss", B=B, K=K, t=3, m=7, n=2, dtype=torch.float32)
     single = replace(case, task=torch.arange(B) // 70 * (K - 1) // (B // 70))
     double = single.to(DOUBLE)
     exact, found = results(double, fl.reference), results(double, backend="cpu")
-    assert cpu.last_kernel.startswith(instruction_set)
+    assert cpu.backend.last_kernel.startswith(instruction_set)
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
     assert_within_budget(results(single, backend="cpu"), results(single, backend="eager"), exact)
@@ -173,13 +173,13 @@ def test_tasks_in_order(B, K, instruction_set):
 @pytest.mark.parametrize("broken", [0, 1, 2])
 @pytest.mark.parametrize("K", [3, 20, 40, 300])
 def test_what_is_not_finite_stays_in_its_task(broken, K, instruction_set):
-    """A group holds sequences of several tasks, and so does what is kept of them; most tasks may be absent."""
+    """An infinity in one task does not reach others, though a group holds sequences of several tasks."""
     case = make("prompt_loss", B=120, K=K, t=1, m=11, n=5).differentiable("p", "v")
     case = replace(case, task=torch.arange(120) % 7 % 3)  # 52, 34 and 34
     case.inputs["z"][case.task == broken] = float("inf")
     leaves = [case.inputs["p"], case.inputs["v"]]
     loss, per_task = case(backend="cpu")
-    assert cpu.last_kernel.startswith(f"{instruction_set} float64 streamed")
+    assert cpu.backend.last_kernel.startswith(f"{instruction_set} float64 streamed")
     expected = case(fl.reference)[1]
     others = [k for k in range(3) if k != broken]
     assert not per_task[broken].isfinite()
@@ -191,7 +191,7 @@ def test_what_is_not_finite_stays_in_its_task(broken, K, instruction_set):
 
 
 def gentle(op, n, m, t, H, **_):
-    """A scale at which the layers of a stack about double what they get, so that float32 holds them."""
+    """A scale at which each layer of a stack about doubles its input, so that float32 does not overflow."""
     return (n + 1) ** 0.5 / (H * (n**0.5 + m**0.5 + (t or 0) + 1) ** 2) if "stack" in op else 0.7
 
 
@@ -203,7 +203,7 @@ def test_gram(m, dtype, instruction_set):
             continue
         z = torch.randn(B, n, m, dtype=dtype, generator=torch.Generator().manual_seed(m))
         G = fl.gram(z)
-        assert cpu.last_kernel == f"{instruction_set} {str(dtype).removeprefix('torch.')} gram"
+        assert cpu.backend.last_kernel == f"{instruction_set} {str(dtype).removeprefix('torch.')} gram"
         assert torch.equal(G, G.mT)
         assert_close(G.double(), fl.reference.gram(z.double()), 1e-11 if dtype is DOUBLE else 1e-5)
 
@@ -228,10 +228,10 @@ def test_a_wide_token(op, path, m, instruction_set):
 
 @pytest.mark.parametrize("K", [2, 3000])
 def test_a_batch_whose_sums_are_kept_in_parts(K):
-    """Of 300,000 sequences, 2 MB hold the sums of a few: those of many tasks are added up part by part."""
+    """With many tasks, 300,000 sequences run in several passes: 2 MB hold the records of a few."""
     case = make("prompt_loss", B=300_000, n=1, m=5, K=K, t=1, weight=torch.linspace(0.5, 2, K, dtype=DOUBLE))
     case.differentiable("p", "W", "v")()
-    assert cpu.last_kernel.endswith("columns") or cpu.instruction_set() in ("scalar", "neon")
+    assert cpu.backend.last_kernel.endswith("columns") or cpu.instruction_set() in ("scalar", "neon")
     found = results(case, backend="cpu")
     for name, value in results(case, backend="eager").items():
         assert_close(found[name], value, what=name)
@@ -241,7 +241,7 @@ def test_a_batch_whose_sums_are_kept_in_parts(K):
 @pytest.mark.parametrize("R", [None, 1, 2])
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
 def test_many_tasks(op, R, m, instruction_set):
-    """More tasks than sequences: most are absent, and every run is short."""
+    """More tasks than sequences: most tasks are absent, and every run is short."""
     case = make(op, B=3000, n=2, m=m, K=10_000, t=1, R=R)
     found, exact = results(case), results(case, fl.reference)
     for name in exact:

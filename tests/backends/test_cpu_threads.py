@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import DOUBLE, make, results
+from support.op_cases import DOUBLE, make, results
 
 import fastlin as fl
 
@@ -20,7 +20,7 @@ PATHS = {
 
 @pytest.fixture
 def threads():
-    """Sets the number of torch's threads; the old one comes back."""
+    """Sets the number of torch's threads, and restores it afterwards."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -58,7 +58,7 @@ def test_same_bits_of_gram_and_predictions(threads):
 
 
 def run(script):
-    """A script in a process of its own, where a crash is a failure and not the end of the tests."""
+    """Run a script in another process, where a crash fails the test instead of ending pytest."""
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 

@@ -1,12 +1,12 @@
-"""Many trials: whole vectors of them lie in lanes, what is left over shares its vectors with sequences.
+"""Many trials: whole vectors of trials lie in lanes; the remaining trials run with sequences in lanes.
 
-Lanes hold 16 float32 or 8 float64 trials with AVX-512, 8 or 4 with AVX2; from 16 trials on they are used so. Sequences
-come in parts of 16 of the same task.
+Lanes hold 16 float32 or 8 float64 trials with AVX-512, 8 or 4 with AVX2, from 16 trials on. Sequences of one task run
+16 at a time.
 """
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, assert_within_budget, make, results
+from support.op_cases import DOUBLE, assert_close, assert_within_budget, make, results
 
 import fastlin as fl
 from fastlin.backends import cpu
@@ -29,7 +29,7 @@ def named(instruction_set, dtype, path):
 
 
 def check(case, instruction_set, path, of_parameters):
-    """Everything against the reference in both dtypes; `of_parameters` serves the call without gradients of data."""
+    """All results agree with the reference in both dtypes; `of_parameters` is the path without data gradients."""
     single, double = case.to(torch.float32), case.to(torch.float32).to(DOUBLE)
     exact = results(double, fl.reference)
     for name, value in results(double, kernel=named(instruction_set, DOUBLE, path)).items():
@@ -39,7 +39,7 @@ def check(case, instruction_set, path, of_parameters):
     for ready, dtype in ((single, torch.float32), (double, DOUBLE)):
         parameters = [name for name in case.inputs if name not in "zGq"]
         ready.differentiable(*parameters)()
-        assert cpu.last_kernel == named(instruction_set, dtype, of_parameters)
+        assert cpu.backend.last_kernel == named(instruction_set, dtype, of_parameters)
 
 
 @pytest.mark.parametrize("R", TRIALS)
@@ -67,7 +67,7 @@ def test_some_gradients(wants, instruction_set):
     exact = torch.autograd.grad(expected(fl.reference)[0].sum(), list(expected.leaves().values()))
     ready = case.differentiable(*wants or "none")
     loss, per_task = ready()
-    assert cpu.last_kernel == named(instruction_set, DOUBLE, "gram trials")
+    assert cpu.backend.last_kernel == named(instruction_set, DOUBLE, "gram trials")
     assert_close((loss.detach(), per_task.detach()), case(fl.reference))
     if wants:
         found = torch.autograd.grad(loss.sum(), list(ready.leaves().values()))
@@ -83,7 +83,7 @@ def test_a_trial_that_is_not_finite_is_alone(value, instruction_set):
     outcomes = []
     for each in (case, ill):
         loss, per_task = each()
-        assert cpu.last_kernel == named(instruction_set, DOUBLE, "gram trials")
+        assert cpu.backend.last_kernel == named(instruction_set, DOUBLE, "gram trials")
         outcomes.append((loss, per_task, *torch.autograd.grad(loss.sum(), list(each.leaves().values()))))
     others = [r for r in range(35) if r not in (3, 34)]
     for well, found in zip(*outcomes, strict=True):
@@ -111,7 +111,7 @@ def test_same_bits_for_any_number_of_threads(K, dtype, instruction_set):
         for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
             loss, per_task = case()
-            assert cpu.last_kernel == named(instruction_set, dtype, "gram trials")
+            assert cpu.backend.last_kernel == named(instruction_set, dtype, "gram trials")
             outcomes.append((loss, per_task, *torch.autograd.grad(loss.sum(), list(case.leaves().values()))))
     finally:
         torch.set_num_threads(before)
@@ -121,7 +121,7 @@ def test_same_bits_for_any_number_of_threads(K, dtype, instruction_set):
 
 @pytest.mark.usefixtures("instruction_set")
 def test_float32_of_a_large_batch():
-    """Sums of a million terms are as good as those of a part: each task's loss to a few roundings."""
+    """Sums of a million terms lose no precision: the loss of each task is right to a few roundings."""
     case = make("gram_loss", B=1_000_000, m=2, n=3, K=3, t=1, R=16, dtype=torch.float32)
     per_task, exact = case()[1], case.to(DOUBLE)()[1]
     assert_close(per_task.double(), exact, 4 * torch.finfo(torch.float32).eps)

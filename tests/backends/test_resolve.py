@@ -1,37 +1,38 @@
 """Which backend serves, and what is said when one does not."""
 
-import sys
 import warnings
-from types import ModuleType
 
 import pytest
 import torch
-from helpers import assert_close, make
+from support.backends import install
+from support.op_cases import assert_close, make
 
 import fastlin as fl
 from fastlin import backends
-from fastlin.backends import eager
+from fastlin.backends.eager import EagerBackend
+
+
+class Picky(EagerBackend):
+    """Serves widths up to 4 and counts its calls."""
+
+    name = "picky"
+    traceable = False
+
+    def __init__(self):
+        self.calls = []
+
+    def supports(self, op, device, dtype, m):
+        return None if m <= 4 else f"m = {m} is above 4"
+
+    def loss(self, *args):
+        self.calls.append("loss")
+        return super().loss(*args)
 
 
 @pytest.fixture
 def picky(monkeypatch):
-    """A backend that serves widths up to 4 and counts its calls, first in the order for the CPU."""
-    module = ModuleType("fastlin.backends.picky")
-    module.calls = []
-
-    def supports(op, device, dtype, m):
-        return None if m <= 4 else f"m = {m} is above 4"
-
-    def loss(*args):
-        module.calls.append("loss")
-        return eager.loss(*args)
-
-    module.traceable, module.supports, module.loss = False, supports, loss
-    module.predict, module.predict_bwd, module.gram = eager.predict, eager.predict_bwd, eager.gram
-    monkeypatch.setitem(sys.modules, "fastlin.backends.picky", module)
-    monkeypatch.setitem(backends.ORDER, "cpu", ("picky",))
     monkeypatch.setattr(backends, "_warned", set())
-    return module
+    return install(monkeypatch, Picky())
 
 
 def test_auto_takes_the_first_that_serves(picky):

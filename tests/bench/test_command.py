@@ -4,12 +4,16 @@ import copy
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fastlin import cli, plots
-from fastlin.bench import compare, end_to_end, forms, peers, run, suite, table
+from fastlin.bench import compare, forms, peers, rows, run, table
+from fastlin.bench.cases import OPS
+from fastlin.bench.end_to_end import long_time
+from fastlin.plots.bench import ABOVE, table_cases
 
 TINY = ["--quick", "--B", "24", "--n", "4,6", "--m", "4"]
 COLUMNS = {"label", "first_call", "memory", "error", "median", "quartiles", "spread", "seconds", "times_fastlin"}
@@ -28,17 +32,15 @@ def restored_threads():
 
 @pytest.fixture(scope="module")
 def record():
-    """Some of the default run with few sequences and without compilers: three curves, the training, three cases."""
+    """Some of the default run with few sequences and without compilers: three curves, the training, four cases."""
     threads = torch.get_num_threads()
-    specs = [spec.small() for spec in suite.default(threads)]
-    kept = [spec for spec in specs if spec.axis in ("n", "threads") or spec.shape.op in ("stack_loss", "sampled_loss")]
+    wanted = ("loss-50", "stack", "sampled", "sampled-stack", "curve-n", "curve-L", "curve-threads", "training")
+    kept = [row.small() for row in rows.named(wanted, threads, "cpu")]
     quick = [
-        suite.replace(spec, labels=tuple(label for label in spec.labels if label.startswith(("fastlin", "eager"))))
-        for spec in kept
+        replace(row, labels=tuple(label for label in row.labels if label.startswith(("fastlin", "eager", "vmap"))))
+        for row in kept
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(end_to_end, "PEERS", ("eager", "vmap-gram", "fortran"))
-        return run.run(quick, run.QUICK, command="fastlin bench", probing=False)
+    return run.run(quick, run.QUICK, command="fastlin bench", probing=False)
 
 
 def test_a_run_writes_json_csv_and_pictures(tmp_path, capsys, restored_threads):
@@ -62,43 +64,86 @@ def test_a_run_writes_json_csv_and_pictures(tmp_path, capsys, restored_threads):
             assert 0 < low <= entry["median"] <= high
             assert entry["error"] < 1e-12
         assert case["contenders"][0]["times_fastlin"] == 1.0
-    assert record["training"] is None
+    assert record["others"] == {}
     assert record["machine"]["versions"]["torch"] == torch.__version__
     assert [limit["dtype"] for limit in record["limits"]] == ["float64"]
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
-    assert len(rows) == sum(len(case["contenders"]) for case in record["cases"])
-    assert (rows[0]["contender"], rows[0]["n"], float(rows[0]["median"])) == (
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
+    assert len(lines) == sum(len(case["contenders"]) for case in record["cases"])
+    assert (lines[0]["contender"], lines[0]["n"], float(lines[0]["median"])) == (
         "fastlin",
         "4",
         first["contenders"][0]["median"],
     )
-    pictures = {path.stem for path in (tmp_path / "out").glob("*.png")}
-    assert pictures == {"bench-speedup", "bench-roofline"}
+    drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert drawn == {"bench-speedup", "bench-speedup-all", "bench-roofline"}
 
 
 def test_the_default_run_has_every_op_every_axis_and_the_paper(record):
-    full = suite.default(2)
-    assert {spec.shape.op for spec in full} == set(suite.contenders.FORMS)
-    assert [spec.axis for spec in full if spec.axis] == sorted(
-        (spec.axis for spec in full if spec.axis), key=["B", "n", "d", "L", "R", "threads"].index
-    )
-    assert {spec.dtype for spec in full} == {"float32", "float64"}
-    assert [spec.place for spec in full if spec.axis == "d"] == [2, 5, 10, 20, 40, 80]
-    assert [spec.place for spec in full if spec.axis == "threads"] == [1, 2]
+    full = rows.default(2)
+    assert {row.shape.op for row in full if row.shape} == set(OPS)
+    curves = [row for row in full if row.axis]
+    assert list(dict.fromkeys(row.axis for row in curves)) == ["B", "n", "d", "L", "R", "threads"]
+    assert {row.dtype for row in full} == {"float32", "float64"}
+    assert [row.position(2) for row in full if row.axis == "d"] == [2, 5, 10, 20, 40, 80]
+    assert [row.position(2) for row in full if row.axis == "threads"] == [1, 2]
     text = table.as_text(record)
     assert all(len(line) <= 80 for line in text.splitlines())
-    for line in ("scaling in context length n: prompt_loss B=64 m=11", "training: one cell and all of figure 2d"):
+    for line in (
+        "curve-n: context length n: prompt_loss B=64 m=11",
+        "training: training at the paper's scale: a cell",
+    ):
         assert line in text
-    assert "fortran not run: no contender 'fortran'" in text
+
+
+def test_rows_are_named_once_but_for_curves(capsys):
+    every = rows.every(2, "cpu")
+    points = [row.name for row in every if row.axis]
+    names = [row.name for row in every if not row.axis]
+    assert len(set(names)) == len(names)
+    assert not set(names) & set(points)
+    long = {row.name for row in every if row.long}
+    assert long >= {"widths", "cell", "forgetting", "busy", "soak", "processes"}
+    assert {row.name for row in rows.default(2)} == {row.name for row in every} - long
+    assert rows.default(2, long=True) == every
+    assert bench("--list") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == list(dict.fromkeys(row.name for row in every))
+    assert bench("--list", "--device", "cuda") == 0
+    assert capsys.readouterr().out.startswith("loss-50-8192 ")
+
+
+def test_rows_are_selected_by_name(tmp_path, restored_threads):
+    path = tmp_path / "a.json"
+    assert bench("--rows", "one,threads,normals,workspace", "--quick", "--json", str(path)) == 0
+    record = compare.read(path)
+    assert [case["row"] for case in record["cases"]] == ["threads", "one", "workspace"]
+    assert list(record["others"]) == ["normals"]
+    threads, one, workspace = record["cases"]
+    assert [entry["label"] for entry in threads["contenders"]] == ["fastlin@threads=1", "fastlin@threads=2"]
+    assert [entry["label"] for entry in one["contenders"]] == ["fastlin", "fastlin@call", "autograd"]
+    assert workspace["contenders"][0]["memory"] >= 0
+    assert workspace["contenders"][0]["median"] is None
+
+
+def test_bars_are_printed_and_change_no_exit_code(monkeypatch, capsys):
+    strict = (rows.Bar("eager", ">=", 1e9, "fastlin"), rows.Bar("jax", ">=", 1.0, "fastlin"))
+    shape = rows.CaseShape(B=24, n=4, m=4)
+    monkeypatch.setattr(rows, "CPU", (rows.Row("mine", shape, ("fastlin", "eager"), strict),))
+    monkeypatch.setattr(rows.Row, "small", lambda row: row)
+    assert bench("--rows", "mine", "--quick") == 0
+    printed = capsys.readouterr().out
+    assert "  bar eager >= 1e+09x fastlin, got " in printed
+    assert ": misses\n  bar jax >= 1x fastlin: not measured\n" in printed
+    assert "bars: 0 of 2 are met; misses: mine\n" in printed
 
 
 def test_the_figure_follows_from_the_stretches(record):
-    training = record["training"]
+    training = record["others"]["training"]
     assert (training["cells"], training["n"], training["wrong"]) == (18, 25, {})
     by_label = {entry["label"]: entry for entry in training["contenders"]}
     assert {label: (entry["steps"], entry["trials"]) for label, entry in by_label.items()} == {
-        "fastlin": (run.QUICK.training, 50),
-        "eager": (1, 1),
+        "fastlin": (2, 50),
+        "eager@trial": (1, 1),
         "vmap-gram": (1, 50),
     }
     for entry in by_label.values():
@@ -109,12 +154,39 @@ def test_the_figure_follows_from_the_stretches(record):
 
 def test_pictures_show_every_contender(record):
     figures = plots.bench_figures(record)
-    assert set(figures) == {"speedup", "scaling", "roofline"}
-    bars = [bar for group in figures["speedup"].axes[0].containers for bar in group]
-    peers_timed = [e for case in table.of_part(record, suite.TABLE) for e in case["contenders"]]
-    assert len(bars) == sum(entry["label"] != "fastlin" for entry in peers_timed)
+    assert set(figures) == {"speedup", "speedup-all", "scaling", "roofline"}
+
+    def bars(name):
+        return sum(len(group) for group in figures[name].axes[0].containers)
+
+    peers_timed = [e["label"] for case in table_cases(record) for e in case["contenders"]]
+    assert bars("speedup-all") == sum(label != "fastlin" and "@" not in label for label in peers_timed)
+    assert bars("speedup") == 3  # eager, eager-gram, eager-product
+    title = figures["speedup"].get_suptitle()
+    assert title.startswith(f"prompt_loss, B = 64, n = 50, m = 11, float32, threads = {torch.get_num_threads()}\n")
     assert [axes.get_xlabel() for axes in figures["scaling"].axes] == ["context length n", "layers L", "threads"]
     assert len(figures["scaling"].axes[0].lines) == 3
+
+
+def test_a_picture_has_the_threads_of_its_row_not_of_the_run(record):
+    one = copy.deepcopy(record)
+    case = next(case for case in one["cases"] if case["row"] == "loss-50")
+    case["name"], case["threads"] = case["name"].replace(f"threads={case['threads']}", "threads=7"), 7
+    one["limits"].append({**one["limits"][0], "threads": 7})
+    figures = plots.bench_figures({**one, "cases": [case]})
+    assert "threads = 7\n" in figures["speedup"].get_suptitle()
+    assert str(record["machine"]["threads"]) not in figures["speedup"].get_suptitle().split("\n")[0][-2:]
+
+
+def test_a_point_above_its_roof_has_a_word_why(record):
+    def caption(bandwidth):
+        made = copy.deepcopy(record)
+        for limit in made["limits"]:
+            limit.update(bandwidth=bandwidth, flops=1e15)
+        return plots.bench_figures(made)["roofline"].get_supxlabel()
+
+    assert caption(1e15) == ""
+    assert caption(1.0) == ABOVE
 
 
 def test_a_wrong_contender_is_not_timed_and_ends_in_failure(tmp_path, monkeypatch, capsys):
@@ -136,7 +208,10 @@ def test_a_wrong_contender_is_not_timed_and_ends_in_failure(tmp_path, monkeypatc
         (["--dtypes", "float16"], "--dtypes: got 'float16'"),
         (["--backends", "fpga"], "--backends: got 'fpga'"),
         (["--backends", "cuda"], "--backends: 'cuda' cannot serve: "),
-        (["--peers", "eagre"], "--peers: got 'eagre' (did you mean eager?)"),
+        (["--peers", "eagre"], "contender 'eagre': got 'eagre' (did you mean eager?)"),
+        (["--peers", "eager@frsh"], "contender 'eager@frsh': got 'frsh' (did you mean fresh?)"),
+        (["--rows", "loss-51"], "--rows: got 'loss-51' (did you mean loss-50?)"),
+        (["--rows", "loss-50", "--n", "5"], "--rows, --long: got a choice of ops, sizes or peers as well"),
         (["--B", "0"], "--B: got 0, wants 1 or more"),
         (["--L", "1"], "--L: got 1, wants 2 or more"),
         (["--threads", "0,1"], "--threads: got 0, wants 1 or more"),
@@ -158,7 +233,7 @@ def test_numbers_are_lists(capsys):
 def slower(record, factor):
     """A record in which fastlin takes that many times as long, in the first case of the table."""
     made = copy.deepcopy(record)
-    entry = table.of_part(made, suite.TABLE)[0]["contenders"][0]
+    entry = table_cases(made)[0]["contenders"][0]
     assert entry["label"] == "fastlin"
     entry["median"] *= factor
     return made
@@ -211,4 +286,4 @@ def test_another_file_is_not_compared(tmp_path, text):
 
 
 def test_times_are_written_with_three_digits():
-    assert [table.long_time(x) for x in (95.4, 1234, 20_000, 500_000)] == ["95.4 s", "20.6 min", "5.56 h", "5.79 days"]
+    assert [long_time(x) for x in (95.4, 1234, 20_000, 500_000)] == ["95.4 s", "20.6 min", "5.56 h", "5.79 days"]

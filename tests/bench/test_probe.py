@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastlin.bench import probe as probes
-from fastlin.bench.cases import Shape
+from fastlin.bench.cases import CaseShape
 from fastlin.bench.probe import Probe
 
 
@@ -16,7 +16,7 @@ def probe():
 
 def test_memory_is_what_the_call_adds(probe):
     B, n, m = 60_000, 20, 11
-    found = probe.measure(Shape(B=B, n=n, m=m), "fastlin:eager", "float32", 1)
+    found = probe.measure(CaseShape(B=B, n=n, m=m), "fastlin:eager", "float32", 1)
     tokens = 4 * B * n * m
     assert 0.05 * tokens < found["memory"] < 10 * tokens
     assert found["first_call"] > 0
@@ -37,13 +37,13 @@ def test_where_the_system_does_not_tell_there_is_no_memory(monkeypatch, tmp_path
 def test_every_request_has_a_process_of_its_own(probe):
     """The reference forms all scores, (n + 2)^2 a sequence; a process that had done so would not grow again."""
     B, n = 2000, 50
-    request = (Shape(B=B, n=n, m=5), "reference", "float64", 1)
+    request = (CaseShape(B=B, n=n, m=5), "reference", "float64", 1)
     scores = 8 * B * (n + 2) ** 2
     assert [probe.measure(*request)["memory"] > 0.5 * scores for _ in range(2)] == [True, True]
 
 
 def test_a_process_that_fails_says_why_and_the_next_one_runs(probe):
-    small = Shape(B=4, n=3, m=3)
+    small = CaseShape(B=4, n=3, m=3)
     with pytest.raises(RuntimeError, match=r"the measuring process failed: .*fpga"):
         probe.measure(small, "fastlin:fpga", "float32", 1)
     assert probe.measure(small, "eager", "float32", 1)["first_call"] > 0
@@ -54,4 +54,4 @@ def test_a_process_that_is_gone_is_an_error():
         made._process.kill()
         made._process.wait()
         with pytest.raises(RuntimeError, match="the measuring process failed: it ended"):
-            made.measure(Shape(B=4, n=3, m=3), "eager", "float32", 1)
+            made.measure(CaseShape(B=4, n=3, m=3), "eager", "float32", 1)

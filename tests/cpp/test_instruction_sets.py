@@ -1,30 +1,30 @@
-"""What the instruction sets compile to, for this machine and for others.
+"""The object code of each instruction set, for this machine and for others.
 
-AVX-512 and NEON are checked by compiling; they run wherever the tests find a machine, or qemu-aarch64, that has them.
+AVX-512 and NEON are only compiled, unless the machine has them or qemu-aarch64 is installed.
 """
 
 import re
 import shutil
 
-from cpp import toolchain
+from support import toolchain
 
 RELEASE = ("-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fopenmp")  # as in setup.py
 
 
-def functions(made):
+def functions(path):
     """Instructions of each function of an object file, by symbol."""
-    found, lines = {}, []
-    for line in toolchain.run(["objdump", "-d", "--no-show-raw-insn", made]).splitlines():
+    by_symbol, lines = {}, []
+    for line in toolchain.run(["objdump", "-d", "--no-show-raw-insn", path]).splitlines():
         if header := re.fullmatch(r"[0-9a-f]+ <(.+)>:", line):
-            lines = found.setdefault(header[1], [])
+            lines = by_symbol.setdefault(header[1], [])
         elif "\t" in line:
             lines.append(line.split("\t", 1)[1])
-    assert found
-    return found
+    assert by_symbol
+    return by_symbol
 
 
-def weak_symbols(made):
-    lines = (line.split() for line in toolchain.run(["nm", made]).splitlines())
+def weak_symbols(path):
+    lines = (line.split() for line in toolchain.run(["nm", path]).splitlines())
     return {line[-1] for line in lines if line[-2] in "WwVvu"}
 
 
@@ -43,12 +43,12 @@ def test_object_code_of_x86(tmp_path):
     code = functions(scalar)
     assert not has(code, "%[yz]mm")
     assert not has(code, r"^vfmadd")
-    # Of a weak function the linker keeps one copy for all machines; what runs while the library is loaded and
-    # what asks whether the instruction set is there run on all of them too.
+    # The linker keeps one copy of a weak function for all machines. Static initialisers and `runs_here` also run on
+    # all machines.
     for made in (avx512, avx2):
         code, weak = functions(made), weak_symbols(made)
         everywhere = {name for name in code if name in weak or name.startswith("_GLOBAL__sub_I") or "_FUN" in name}
-        assert everywhere & weak, "no weak function was found: are they still looked for in the right way?"
+        assert everywhere & weak, "no weak function found: does the search for them still work?"
         assert any("_FUN" in name for name in everywhere)
         for name in everywhere:
             assert not has({name: code[name]}, r"^v(?!err|erw)|%[yz]mm"), f"{made.name}: {name}"
@@ -63,24 +63,24 @@ def test_x86_with_clang(tmp_path):
 
 
 def test_aarch64_compiles_and_runs_where_qemu_is(tmp_path):
-    """NEON is compile-checked only, unless qemu-aarch64 is there to run the driver of the sanitizer tests.
+    """NEON is only compiled, unless qemu-aarch64 can run the driver of the sanitizer tests.
 
-    Linking is left out without it: the first time, zig builds the C++ library for the target, which takes minutes.
+    Without qemu nothing is linked: the first time, zig builds the C++ library for the target, which takes minutes.
     """
     compiler = toolchain.cross("aarch64-linux-gnu")
     qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     sources = [f"cpu/{name}.cpp" for name in ("isa_neon", "isa_scalar", "dispatch")]
     sources += [f"testing/{name}.cpp" for name in ("attention_driver", "attention_cases", "attention_oracle")]
     made = toolchain.objects(compiler, tmp_path, dict.fromkeys(sources, ("-O1", "-DFASTLIN_WITHOUT_PORTABLE")))
-    # binutils for x86 names symbols of other machines, but does not disassemble them: hence the assembly.
+    # binutils for x86 lists symbols of other machines but does not disassemble them: hence the assembly.
     table = r" [BDR] _ZN7fastlin4neon15instruction_setE"
     assert re.search(table, toolchain.run(["nm", made[0]]))
     assert " U _ZN7fastlin4neon15instruction_setE" in toolchain.run(["nm", made[2]])
     neon = toolchain.SOURCES / "cpu" / "isa_neon.cpp"
     flags = ("-O1", f"-I{toolchain.SOURCES}")
-    # Not -Werror: zig passes an option of its own that -S does not use.
+    # Not -Werror: zig passes an option that -S does not use.
     toolchain.run([*compiler, "-std=c++17", *flags, "-S", neon, "-o", tmp_path / "neon.s"])
-    assembly = (tmp_path / "neon.s").read_text("latin-1")  # tables of constants are strings of any bytes
+    assembly = (tmp_path / "neon.s").read_text("latin-1")  # tables of constants are strings of arbitrary bytes
     assert re.search(r"\bfmla\tv\d+\.4s", assembly)
     assert re.search(r"\bfmla\tv\d+\.2d", assembly)
     if qemu is not None:

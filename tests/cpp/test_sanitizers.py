@@ -1,23 +1,23 @@
-"""The CPU kernels under sanitizers: edge problems against an oracle, in csrc/testing/attention_driver.cpp, random
-arrays of edge sizes, in random_driver.cpp, drawn sequences, in sampled_driver.cpp, and calls that are made from random
-bytes, in boundary_fuzzer.cpp.
+"""The CPU kernels under sanitizers, in the drivers of csrc/testing: edge problems against an oracle
+(attention_driver.cpp), random arrays (random_driver.cpp), drawn sequences (sampled_driver.cpp), and calls made from
+random bytes (boundary_fuzzer.cpp).
 
-Each sanitizer also gets errors that it must see, from the same executable.
+The same executables also make errors that each sanitizer must report.
 """
 
 import re
 import subprocess
 
-from cpp import toolchain
+from support import toolchain
 
 KERNELS = ("cpu/isa_avx512.cpp", "cpu/isa_avx2.cpp", "cpu/isa_neon.cpp", "cpu/isa_scalar.cpp", "cpu/dispatch.cpp")
 CASES = "testing/attention_cases.cpp"
-# The oracle's loops are what takes time, and what is not tested.
+# Optimised: the oracle takes most of the time, and is not under test.
 ORACLE = {"testing/attention_oracle.cpp": ("-O2",)}
 
 
 def build(folder, kernels, drivers, flags):
-    """Drivers, each with one source of its own, on the same objects."""
+    """Executables, each from its own source and the same objects."""
     compiler = toolchain.native()
     own = [f"testing/{name}.cpp" for name in drivers]
     made = toolchain.objects(compiler, folder, dict.fromkeys((*own, *kernels, CASES), flags) | ORACLE)
@@ -32,39 +32,38 @@ def assert_ok(driver, *mode):
     assert re.fullmatch(r"ok \d+\n", done.stdout), done.stdout
 
 
-def assert_seen(driver, mode, report):
+def assert_reported(driver, mode, report):
     done = subprocess.run([driver, mode], capture_output=True, text=True, check=False)
     assert done.returncode != 0, done.stdout
     assert re.search(report, done.stderr), done.stdout + done.stderr
-    assert "csrc/cpu/" in done.stderr, "not in the kernels"
+    assert "csrc/cpu/" in done.stderr, "the report is not about the kernels"
 
 
 def test_no_overrun_and_nothing_undefined(tmp_path, request):
-    """Without OpenMP, whose runtime the sanitizers do not know.
+    """Built without OpenMP, whose runtime the sanitizers do not know.
 
-    Not optimised: with -O1 the kernels compile for two minutes instead of half of one, and the run takes 8 s
-    instead of 16.
+    Not optimised: -O1 takes two minutes to compile instead of half a minute, and saves 8 s of 16 s at run time.
     """
     guarded = f"-I{toolchain.SOURCES / 'testing' / 'guarded'}"
     flags = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", guarded)
     drivers = ("attention_driver", "random_driver", "sampled_driver", "boundary_fuzzer")
     driver, random, sampled, fuzzer = build(tmp_path, (*KERNELS, "testing/isa_portable.cpp"), drivers, flags)
     for mode in ("plant-input", "plant-output", "plant-workspace"):
-        assert_seen(driver, mode, "AddressSanitizer: (heap-buffer-overflow|use-after-poison|unknown-crash)")
-    assert_seen(driver, "plant-undefined", "runtime error: signed integer overflow")
+        assert_reported(driver, mode, "AddressSanitizer: (heap-buffer-overflow|use-after-poison|unknown-crash)")
+    assert_reported(driver, "plant-undefined", "runtime error: signed integer overflow")
     assert_ok(driver, "edges")
     assert_ok(random, "edges")
     assert_ok(sampled, "edges")
-    assert_seen(fuzzer, "plant", "AddressSanitizer: heap-buffer-overflow")
+    assert_reported(fuzzer, "plant", "AddressSanitizer: heap-buffer-overflow")
     assert_ok(fuzzer, str(6000 * request.config.getoption("--faults")), "3")
 
 
 def test_no_race(tmp_path):
-    """Four threads, then two calls at once: on std::thread, since libgomp's barriers look like races."""
+    """Four threads, then two calls at once. On std::thread: ThreadSanitizer reports libgomp's barriers as races."""
     flags = ("-O1", "-g1", "-fsanitize=thread", "-DFASTLIN_WITHOUT_PORTABLE")
     drivers = ("attention_driver", "random_driver", "sampled_driver")
     driver, random, sampled = build(tmp_path, KERNELS, drivers, flags)
-    assert_seen(driver, "plant-race", "ThreadSanitizer: data race")
+    assert_reported(driver, "plant-race", "ThreadSanitizer: data race")
     assert_ok(driver, "threads")
     assert_ok(random, "threads")
     assert_ok(sampled, "threads")

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from cuda import emulation
-from helpers import poisoned
+from support import emulation
+from support.op_cases import poisoned
 
 from fastlin.backends import cuda
 
@@ -12,11 +12,11 @@ def machine(request, monkeypatch):
 
     Afterwards its kernels have run.
     """
-    monkeypatch.setattr(cuda, "last_kernel", None)
-    monkeypatch.setattr(cuda, "last_sampler", None)
+    monkeypatch.setattr(cuda.backend, "last_kernel", None)
+    monkeypatch.setattr(cuda.backend, "last_sampler", None)
     if request.param == "gpu":
         yield torch.device("cuda", torch.cuda.current_device())
     else:
         with cuda.emulated(emulation.module()), poisoned():
             yield torch.device("cpu")
-    assert (cuda.last_kernel or cuda.last_sampler) is not None
+    assert (cuda.backend.last_kernel or cuda.backend.last_sampler) is not None

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda import emulation
-from helpers import DOUBLE, make
-from sampled_cases import SOURCES, parameters
+from support import emulation
+from support.op_cases import DOUBLE, make
+from support.sampled_cases import SOURCES, parameters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastlin as fl
@@ -32,7 +32,7 @@ def built(monkeypatch):
 
 @pytest.mark.usefixtures("no_module")
 def test_without_its_module():
-    assert cuda.supports("prompt_loss", CUDA, torch.float32, 11) == "fastlin._cuda is not built"
+    assert cuda.backend.supports("prompt_loss", CUDA, torch.float32, 11) == "fastlin._cuda is not built"
     found = fl.info()["backends"]["cuda"]
     assert found == {"available": False, "reason": "fastlin._cuda is not built", "auto": True}
     assert fl.info()["auto"]["cuda"] == ["cuda", "triton", "eager"]
@@ -50,16 +50,16 @@ def test_how_a_module_comes_to_be_missing(monkeypatch):
 
 def test_without_a_driver(built):
     built.reason = "CUDA driver version is insufficient for CUDA runtime version"
-    assert cuda.supports("gram", CUDA, DOUBLE, 3) == built.reason
+    assert cuda.backend.supports("gram", CUDA, DOUBLE, 3) == built.reason
     built.reason = ""
-    assert cuda.supports("gram", CUDA, DOUBLE, 3) is None
+    assert cuda.backend.supports("gram", CUDA, DOUBLE, 3) is None
 
 
 @pytest.mark.usefixtures("built")
 def test_devices_and_dtypes_that_it_does_not_serve():
-    assert cuda.supports("gram", CPU, DOUBLE, 3) == "the data are on cpu; wants a cuda device"
+    assert cuda.backend.supports("gram", CPU, DOUBLE, 3) == "the data are on cpu; wants a cuda device"
     reason = "the data have dtype torch.float16; wants torch.float32 or torch.float64"
-    assert cuda.supports("gram", CUDA, torch.float16, 3) == reason
+    assert cuda.backend.supports("gram", CUDA, torch.float16, 3) == reason
     with pytest.raises(fl.BackendError, match="predict: backend 'cuda' cannot serve this call: the data are on cpu"):
         make("predict", backend="cuda")()
 
@@ -68,7 +68,7 @@ def test_emulation_is_for_a_while():
     case = make("prompt_loss", backend="cuda")
     with cuda.emulated(emulation.module()):
         case()
-        assert cuda.supports("gram", CUDA, DOUBLE, 3) == "the data are on cuda; wants a cuda device"
+        assert cuda.backend.supports("gram", CUDA, DOUBLE, 3) == "the data are on cuda; wants a cuda device"
     with pytest.raises(fl.BackendError, match="the data are on cpu"):
         case()
 
@@ -191,19 +191,19 @@ def test_arrays_that_another_stream_reads_are_kept_for_it(streams):
 
 def test_where_sources_draw(monkeypatch):
     """By the cuda kernels on a device that they serve, unless torch transforms or watches what is allocated."""
-    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu
-    monkeypatch.setattr(cuda, "supports", lambda op, device, dtype, m: None if device.type == "cuda" else "no")
-    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu
-    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cuda
+    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu.backend
+    monkeypatch.setattr(cuda.backend, "supports", lambda op, device, dtype, m: None if device.type == "cuda" else "no")
+    assert fl.backends.sampler_on(CPU, torch.float32, 11) is cpu.backend
+    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cuda.backend
     with TorchDispatchMode():
-        assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu
+        assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu.backend
     seen = []
     torch.func.grad(lambda x: seen.append(fl.backends.sampler_on(CUDA, torch.float32, 11)) or x)(torch.ones(()))
-    assert seen == [cpu]
-    monkeypatch.setattr(cuda, "supports", lambda *_: "no GPU")
-    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu
+    assert seen == [cpu.backend]
+    monkeypatch.setattr(cuda.backend, "supports", lambda *_: "no GPU")
+    assert fl.backends.sampler_on(CUDA, torch.float32, 11) is cpu.backend
 
 
 def test_auto_takes_it_on_a_cuda_device(monkeypatch):
-    monkeypatch.setattr(cuda, "supports", lambda *_: None)
+    monkeypatch.setattr(cuda.backend, "supports", lambda *_: None)
     assert backends.resolve("auto", "predict", CUDA, DOUBLE, 3) == "cuda"

@@ -6,11 +6,11 @@ added in the order of fixed blocks of sequences.
 
 import pytest
 import torch
-from cuda import emulation
-from helpers import DOUBLE, make, poisoned
-from helpers import results as of_given
-from sampled_cases import SOURCES, differentiable, parameters, sampled
-from sampled_cases import results as of_drawn
+from support import emulation
+from support.op_cases import DOUBLE, make, poisoned
+from support.op_cases import results as of_given
+from support.sampled_cases import SOURCES, differentiable, parameters, sampled
+from support.sampled_cases import results as of_drawn
 
 import fastlin as fl
 from fastlin.backends import cuda
@@ -66,7 +66,7 @@ def test_of_gram_and_data():
     draw = SOURCES["300 tasks"].draw(300, 9, seed=1)
 
     def both():
-        x, q, y, task = cuda.sample(draw, True, torch.float32, torch.device("cpu"))
+        x, q, y, task = cuda.backend.sample(draw, True, torch.float32, torch.device("cpu"))
         return {"G": fl.gram(z, backend="cuda"), "x": x, "q": q, "y": y, "task": task}
 
     assert_same_bits(both)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import DOUBLE, LOSSES, PREDICTIONS, assert_close, gradients, make
-from sampled_cases import AT, SOURCES, differentiable, parameters, sampled
+from support.op_cases import DOUBLE, LOSSES, PREDICTIONS, assert_close, gradients, make
+from support.sampled_cases import AT, SOURCES, differentiable, parameters, sampled
 
 import fastlin as fl
 from fastlin.backends import cuda
@@ -119,7 +119,7 @@ def test_compiled_code(op):
     found, expected = double(p), [2 * value for value in flat(case(fl.reference))]
     assert_close(found, expected)
     assert_close(torch.autograd.grad(found[0].sum(), p), torch.autograd.grad(expected[0].sum(), p))
-    assert cuda.last_kernel == "float64 attention"
+    assert cuda.backend.last_kernel == "float64 attention"
 
 
 def test_wrong_task_indices_are_named():
@@ -130,10 +130,10 @@ def test_wrong_task_indices_are_named():
 
 
 def test_data_are_drawn_on_the_device():
-    cuda.last_sampler = None
+    cuda.backend.last_sampler = None
     for method in (SOURCES["mixture"].sample, SOURCES["mixture"].sample_gram):
         found = method(100, 5, **AT, device="cuda", dtype=DOUBLE)
-        assert cuda.last_sampler is not None
+        assert cuda.backend.last_sampler is not None
         assert_close([t.cpu() for t in found[:3]], method(100, 5, **AT, dtype=DOUBLE)[:3], 1e-12)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from backends.test_cpu_numerics import PATHS, SCALES, problem
-from helpers import DOUBLE, assert_close, assert_within_budget, make, results
+from support.op_cases import DOUBLE, assert_close, assert_within_budget, make, results
 
 import fastlin as fl
 

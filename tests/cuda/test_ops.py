@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from helpers import (
+from support.op_cases import (
     DOUBLE,
     FORMS,
     LOSSES,
@@ -44,7 +44,7 @@ def check_both(machine, op, **given):
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
     assert_within_budget(results(single), results(single, backend="eager"), exact)
-    assert cuda.last_kernel == "float32 attention"
+    assert cuda.backend.last_kernel == "float32 attention"
 
 
 @pytest.mark.parametrize("m", WIDTHS)

@@ -7,10 +7,10 @@ every instruction set are; losses and gradients are those of the same data drawn
 import pytest
 import torch
 from data.test_sampler_kernels import AT, BATCH, SOURCES, excess, source_of
-from helpers import DOUBLE, EAGER_TOLERANCE, assert_close
-from sampled_cases import AT as AT_OF_LOSSES
-from sampled_cases import SOURCES as OF_LOSSES
-from sampled_cases import differentiable, parameters, results, sampled
+from support.op_cases import DOUBLE, EAGER_TOLERANCE, assert_close
+from support.sampled_cases import AT as AT_OF_LOSSES
+from support.sampled_cases import SOURCES as OF_LOSSES
+from support.sampled_cases import differentiable, parameters, results, sampled
 
 import fastlin as fl
 from fastlin.backends import cpu, cuda
@@ -23,7 +23,7 @@ OPS = ("sampled_loss", "sampled_stack_loss")
 @pytest.fixture
 def kernels(machine, monkeypatch):
     """The device, with sources that draw by its kernels also where they are emulated."""
-    monkeypatch.setattr(sources, "sampler_on", lambda device, dtype, m: cuda)
+    monkeypatch.setattr(sources, "sampler_on", lambda device, dtype, m: cuda.backend)
     return machine
 
 
@@ -40,7 +40,7 @@ def draw(source, n, form, device, batch=BATCH, **options):
 def test_data_are_those_of_the_oracle(name, form, d, kernels):
     for n, dtype in zip((0, 1, d, 50), (*DTYPES, *DTYPES), strict=True):
         found = draw(source_of(name, d), n, form, kernels, dtype=dtype)
-        assert cuda.last_sampler == f"{str(dtype)[6:]} sampled {form}"
+        assert cuda.backend.last_sampler == f"{str(dtype)[6:]} sampled {form}"
         assert excess(found, name, d, n, form) <= 1, (n, dtype)
 
 
@@ -49,8 +49,8 @@ def test_data_are_those_of_the_oracle(name, form, d, kernels):
 def test_data_are_those_of_the_cpu_backend(name, form, machine):
     """In float64 to 1e-12 of the largest entry: nothing but the last bits of the draws differ."""
     drawn = source_of(name, 7).draw(BATCH, 9, **AT)
-    found = [t.cpu() for t in cuda.sample(drawn, form == "gram", DOUBLE, machine)]
-    expected = cpu.sample(drawn, form == "gram", DOUBLE, torch.device("cpu"))
+    found = [t.cpu() for t in cuda.backend.sample(drawn, form == "gram", DOUBLE, machine)]
+    expected = cpu.backend.sample(drawn, form == "gram", DOUBLE, torch.device("cpu"))
     assert torch.equal(found[3], expected[3])
     assert_close(found[:3], expected[:3], 1e-12)
 
@@ -81,8 +81,8 @@ def assert_equal_to_kept(machine, op, name, dtype, n, batch, shape, options, per
     if "weight" in options:
         options = options | {"weight": torch.tensor(options["weight"], dtype=dtype, device=machine)}
     found = results(sampled(op, source, n, batch, **options, backend="cuda"), given, per_task)
-    assert cuda.last_kernel == f"{str(dtype)[6:]} sampled attention"
-    data = cuda.sample(source.draw(batch, n, **AT_OF_LOSSES), True, dtype, machine)
+    assert cuda.backend.last_kernel == f"{str(dtype)[6:]} sampled attention"
+    data = cuda.backend.sample(source.draw(batch, n, **AT_OF_LOSSES), True, dtype, machine)
     backends = {"cuda": 75 * torch.finfo(dtype).eps} | ({"eager": EAGER_TOLERANCE} if dtype is DOUBLE else {})
     for backend, tolerance in backends.items():
 
@@ -129,9 +129,9 @@ def test_large_batches_are_summed_in_pieces(op, dtype, machine, monkeypatch):
         given = differentiable(parameters(OF_LOSSES[name], op, R=2), dtype, machine)
         for weight in (None, torch.full((OF_LOSSES[name].K,), 0.3, dtype=dtype, device=machine)):
             call = sampled(op, OF_LOSSES[name], 9, 530, weight=weight, backend="cuda")
-            monkeypatch.setattr(cuda.kernels, "piece", 1 << 22)
+            monkeypatch.setattr(cuda.backend, "piece", 1 << 22)
             whole = results(call, given)
-            monkeypatch.setattr(cuda.kernels, "piece", 100)
+            monkeypatch.setattr(cuda.backend, "piece", 100)
             found = results(call, given)
             for key, value in whole.items():
                 assert_close(found[key], value, (1 if "d" not in key else 10) * 265 * torch.finfo(dtype).eps, key)

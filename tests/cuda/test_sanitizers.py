@@ -1,7 +1,7 @@
 """The CUDA kernels in emulation, under sanitizers: edge problems against an oracle with the same bits on every device
 and in every order of threads, and drawn sequences against the CPU's, in csrc/testing/cuda_driver.cpp."""
 
-from cuda import emulation
+from support import emulation
 
 
 def test_no_overrun_and_nothing_undefined():

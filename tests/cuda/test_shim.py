@@ -4,7 +4,7 @@ csrc/testing/cuda_shim_driver.cpp."""
 import re
 
 import pytest
-from cuda import emulation
+from support import emulation
 
 SOURCES = ("testing/cuda_shim_driver.cpp",)
 FLAGS = {
@@ -28,7 +28,7 @@ def test_kernels_without_fault(build):
     ("fault", "told"),
     [
         ("mask", r"block 0: a lane is not in the mask of its own collective: cuda_shim_driver.cpp:\d+"),
-        ("left", r"block 0: threads wait for ever: 3 have ended, 93 at cuda_shim_driver.cpp:\d+"),
+        ("left", r"block 0: deadlock: 3 have returned, 93 at cuda_shim_driver.cpp:\d+"),
         ("divergent", r"block 0: threads wait at different barriers: 3 at cuda_shim.*:\d+, 93 at cuda_shim.*:\d+"),
     ],
 )

@@ -1,9 +1,9 @@
 """The drawn Gram matrix has the distribution of the tokens' Gram matrix.
 
-Two independent samples of 30,000 sequences, of a stream each, are compared in every entry (marginals) and in random
-linear and quadratic forms that mix entries with the query and its label (joint), by two-sample Kolmogorov-Smirnov tests
-and by the difference of the means of all powers and products up to order four, in standard errors. With a fixed seed
-the outcome is the same in every run; the level of each case is 1e-3, shared equally by its tests.
+The tests compare two independent samples of 30,000 sequences, from two streams: every entry (marginals), and random
+linear and quadratic forms that mix entries with the query and its label (joint). They use two-sample Kolmogorov-Smirnov
+tests and the differences between the means of all powers and products up to order four, in standard errors. The seed is
+fixed, so the outcome is the same in every run. The level of each case is 1e-3, shared equally by its tests.
 """
 
 from itertools import combinations_with_replacement
@@ -14,8 +14,7 @@ import torch
 from scipy import stats
 
 import fastlin as fl
-from fastlin.data.checks import check_place
-from fastlin.data.place import Place
+from fastlin.data.place import Place, check_place
 
 DOUBLE = torch.float64
 B = 30_000
@@ -45,7 +44,7 @@ SOURCES = {
 
 
 def statistics(G, q, y, forms, has_remainder):
-    """Entries of G, random forms of G, q and y, and what a regression leaves of noisy labels: (B, count)."""
+    """Entries of G, random forms of G, q and y, and the residual of a regression on noisy labels: (B, count)."""
     m = G.shape[-1]
     rows, columns = np.triu_indices(m)
     A, a, b = forms
@@ -108,7 +107,7 @@ def by_single_kernel(source, n, seed):
     ("name", "n"), [("mixture", 2), ("noise", 3), ("noise", 9), ("features", 4), ("sphere", 4), ("one feature", 9)]
 )
 def test_distribution_in_float32(name, n):
-    """Rounding, 1e-7 of an entry, is far below what 30,000 draws resolve, 1e-2 of its deviation."""
+    """30,000 draws resolve 1e-2 of an entry's deviation; rounding is 1e-7 of the entry."""
     assert smallest_p(SOURCES[name], n, draw=by_single_kernel) > LEVEL
 
 
@@ -167,7 +166,7 @@ def test_a_lost_normal_is_seen(monkeypatch):
 
 
 def test_rank_and_exact_identities():
-    """Without noise y'y and X'y are what X'X and beta say; n < d has rank n."""
+    """Without noise X'X and beta determine y'y and X'y; for n < d the rank is n."""
     source = fl.FixedTask([1.0, -2.0, 0.5])
     for n in (1, 2, 3, 50):
         G = source.sample_gram(20, n, dtype=DOUBLE)[0]
@@ -178,7 +177,7 @@ def test_rank_and_exact_identities():
 
 
 def test_huge_contexts():
-    """n = 10^9: G/n is S up to n^-1/2, at once."""
+    """n = 10^9: G/n is S up to n^-1/2."""
     source = mixture(noise_std=0.5, feature_cov=covariance(3, 5), bias=True)
     n = 10**9
     G = source.sample_gram(50, n, dtype=DOUBLE)[0] / n

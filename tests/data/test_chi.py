@@ -35,7 +35,7 @@ def test_no_freedom_gives_zero():
 
 
 def test_log():
-    """Within 3 ulp of a result of any size: two roundings of r, and those of the last product and sum."""
+    """Within 3 ulp for a result of any size: two roundings of r, one of the last product, one of the last sum."""
     rng = np.random.default_rng(0)
     t = np.exp(rng.uniform(-40, 40, 100_000))
     s = rng.uniform(-0.9, 3.0, 100_000) * 10.0 ** rng.uniform(-14, 0, 100_000)
@@ -45,7 +45,7 @@ def test_log():
 
 
 def test_cos_sin():
-    """Within 2 ulp of one where the turn is exact; elsewhere numpy's own rounding of 2 pi u adds 2 pi eps."""
+    """Within 2 ulp of one where the angle is exact; elsewhere the rounding of 2 pi u in numpy adds 2 pi eps."""
     exact = np.arange(9) / 8
     cosine, sine = chi.cos_sin(exact)
     half = 0.5**0.5

@@ -1,31 +1,34 @@
-"""A batch for another device is drawn there when a backend of that device draws, and comes from the CPU otherwise."""
-
-import sys
-from types import ModuleType
+"""The device draws a batch if one of its backends can, else the CPU draws and the batch is moved."""
 
 import pytest
 import torch
+from support.backends import install
 
 import fastlin as fl
-from fastlin import backends
 from fastlin.backends import cpu
+from fastlin.backends.eager import EagerBackend
+
+
+class Drawer(EagerBackend):
+    """Draws widths up to 4."""
+
+    name = "drawer"
+    draws = True
+
+    def __init__(self):
+        self.drawn = []
+
+    def supports(self, op, device, dtype, m):
+        return None if m <= 4 else "too wide"
+
+    def sample(self, draw, is_gram, dtype, device):
+        self.drawn.append((is_gram, dtype, device.type))
+        return cpu.backend.sample(draw, is_gram, dtype, device)
 
 
 @pytest.fixture
 def meta_sampler(monkeypatch):
-    """A backend of the meta device that draws widths up to 4."""
-    module = ModuleType("fastlin.backends.drawer")
-    module.drawn = []
-
-    def sample(draw, is_gram, dtype, device):
-        module.drawn.append((is_gram, dtype, device.type))
-        return cpu.sample(draw, is_gram, dtype, device)
-
-    module.supports = lambda op, device, dtype, m: None if m <= 4 else "too wide"
-    module.sample, module.sampled_loss = sample, None
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(backends.ORDER, "meta", ("drawer",))
-    return module
+    return install(monkeypatch, Drawer(), "meta")
 
 
 def test_the_device_draws(meta_sampler):
@@ -38,7 +41,7 @@ def test_the_device_draws(meta_sampler):
         assert meta_sampler.drawn == []
 
 
-def test_what_it_does_not_serve_comes_from_the_cpu(meta_sampler):
+def test_the_cpu_draws_other_widths(meta_sampler):
     source = fl.SphereTasks(4)
     for draw in (source.sample, source.sample_gram):
         assert draw(5, 2, device="meta")[0].device.type == "meta"

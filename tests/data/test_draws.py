@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers import INSTRUCTION_SETS
+from support.op_cases import INSTRUCTION_SETS
 
 from fastlin import _extension
 from fastlin.backends import cpu
@@ -25,30 +25,22 @@ DRAWS = {"uniform": random.uniform, "normal": random.normal}
 
 @pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
 def kernels(request, monkeypatch):
-    """Each instruction set; numpy is not there to serve in its place."""
+    """Each instruction set, with the numpy path disabled."""
     for module, name in ((philox, "words"), (random, "chi_oracle")):
         monkeypatch.setattr(module, name, None)
     with cpu.using(request.param):
         yield request.param
 
 
-@pytest.fixture
-def threads():
-    """Set torch's threads; afterwards they are what they were."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def words(rows, columns, at):
-    """`philox.words`, which the kernels do without."""
+    """The words of `philox.words`, which the fixture `kernels` disables."""
     sequences = np.arange(rows, dtype=np.uint64) + np.uint64(at["offset"])
     drawn = philox.words_of(sequences, -(-columns // 4), at["seed"], at["step"], at["stream"], at["block"])
     return drawn[:, :columns]
 
 
 def exact_pairs(pairs):
-    """Radius, cos and sin of word pairs (n, 2) in float64, each to a few of its own ulp for every word."""
+    """Radius, cos and sin of word pairs (n, 2) in float64, each accurate to a few ulp for every word."""
     radius, turn = pairs[:, 0], pairs[:, 1].astype(np.int64)
     rest = ((~radius).astype(np.float64) + 0.5) * 2.0**-32
     log = np.where(radius >= 2**31, np.log1p(-rest), np.log((radius + 0.5) * 2.0**-32))
@@ -82,7 +74,7 @@ def test_uniform_bits(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_normals_are_those_of_their_words(kernels, shape, dtype):
-    """Bit for bit, so that the errors measured on chosen words are those of all."""
+    """Bit for bit, so the errors measured on chosen words hold for all words."""
     rows, columns = shape
     pairs = words(rows, columns + columns % 2, AT).reshape(-1, 2)
     expected = normals_of(pairs, dtype, kernels).reshape(rows, columns + columns % 2)[:, :columns]
@@ -149,8 +141,8 @@ def test_single_chi_is_rounded_once(kernels, expected_chi):
     np.testing.assert_array_equal(out[1:-1], expected_chi[:1001].astype(np.float32))
 
 
-def test_chi_takes_every_way():
-    """What `test_chi_bits` covers: rejections, up to those of whole blocks, and decisions by logarithms."""
+def test_chi_takes_every_branch():
+    """`test_chi_bits` covers rejections, rejections of whole blocks, and decisions by logarithms."""
     slot = FREEDOM.index(2)
     block = AT["block"] + chi.BLOCKS_PER_SLOT * slot
     u = (words(20_001, 4, {**AT, "block": block}) + 0.5) * 2.0**-32
@@ -163,7 +155,7 @@ def test_chi_takes_every_way():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 15, 64, 65, 200])
-def test_rows_around_are_left_alone(kernels, rows):
+def test_kernels_write_only_their_rows(kernels, rows):
     for kernel, columns, given in (("fill_uniform", 7, 7), ("fill_normal", 7, 7), ("fill_chi", 3, [2, 3, 50])):
         for dtype in (np.float32, np.float64):
             out = np.full((rows + 2, columns), np.nan, dtype)
@@ -194,7 +186,7 @@ def test_threads_and_pieces_have_the_same_bits(threads, count):
         assert torch.equal(torch.cat(pieces), whole)
 
 
-def test_fewer_columns_are_the_first_of_more():
+def test_fewer_columns_are_a_prefix_of_more():
     for name, draw in DRAWS.items():
         for dtype in (SINGLE, DOUBLE):
             whole = draw(11, 140, **AT, dtype=dtype)

@@ -1,12 +1,12 @@
-"""Sequences are independent of each other and of those of other steps, streams and seeds; a sequence's draws also are.
+"""Independence of sequences, across steps, streams and seeds too, and of the draws of one sequence.
 
-Each statistic is replaced by its rank, and that by the Legendre polynomials of orders 1 to 3: powers that are bounded
-and uncorrelated whatever the distribution is. If two columns are independent, their mean product over B pairs is normal
-with deviation B^-1/2 (their kurtosis is at most 2.4, so that B = 40,000 leaves no tails but the normal ones). The level
-of each test is 1e-3, shared equally by all pairs of columns (Bonferroni): for 55,000 of them |r| B^1/2 stays below 5.8.
-The seed is fixed.
+The tests replace each statistic by its rank, and the rank by its Legendre polynomials of orders 1 to 3. These powers
+are bounded and uncorrelated for any distribution. If two columns are independent, their mean product over B pairs is
+normal with deviation B^-1/2 (the kurtosis is at most 2.4, so B = 40,000 leaves only normal tails). The level of each
+test is 1e-3, shared equally by all pairs of columns (Bonferroni): for 55,000 of them |r| B^1/2 stays below 5.8. The
+seed is fixed.
 
-What can go wrong is planted and must be seen: lanes that mix or repeat, counters used twice, sections that overlap.
+Planted faults must be detected: lanes that mix or repeat, counters used twice, sections that overlap.
 """
 
 import functools
@@ -16,8 +16,7 @@ import torch
 from scipy import stats
 
 import fastlin as fl
-from fastlin.data.checks import check_place
-from fastlin.data.place import BETA, NOISE, QUERY, Place
+from fastlin.data.place import BETA, NOISE, QUERY, Place, check_place
 
 DOUBLE = torch.float64
 DTYPES = (torch.float32, DOUBLE)
@@ -101,7 +100,7 @@ def test_other_steps_streams_seeds_are_independent(form, change):
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 def test_a_lane_that_mixes_with_its_neighbour_is_seen(lanes):
-    """A correlation of 1/2 in one lane alone, less than 0.04 over all."""
+    """A correlation of 1/2 in a single lane, below 0.04 over all lanes."""
     raw = torch.randn(B, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     assert smallest_p(lagged(powers(raw))) > LEVEL
     raw[3 % lanes :: lanes] = 0.5 * raw[3 % lanes - 1 :: lanes] + 0.75**0.5 * raw[3 % lanes :: lanes]
@@ -109,7 +108,7 @@ def test_a_lane_that_mixes_with_its_neighbour_is_seen(lanes):
 
 
 def drawn(change=lambda G, q, y: None):
-    """The columns of a batch of Gram matrices that was changed."""
+    """The columns of a batch of Gram matrices after `change`."""
     G, q, y, _ = MIX.sample_gram(B, N_TOKENS, **AT, dtype=DOUBLE)
     change(G, q, y)
     rows, columns = torch.triu_indices(MIX.m, MIX.m)[:, 1:]
@@ -127,12 +126,12 @@ def repeat_a_lane(G, q, y):
 
 
 def repeat_one_entry(G, q, y):
-    """Lane 0 has a query's feature of lane 7, of the tile before."""
+    """Lane 0 has a query feature from lane 7 of the previous tile."""
     q[8::8, 2] = q[7:-8:8, 2]
 
 
 def share_signs(G, q, y):
-    """No linear trace: sizes are shared, signs are not."""
+    """Lanes share sizes but not signs, which leaves no correlation."""
     y[3::8] = y[2::8].abs() * y[3::8].sign()
 
 
@@ -142,7 +141,7 @@ def test_lanes_that_depend_on_each_other_are_seen(change):
 
 
 def test_a_block_that_is_drawn_twice_is_seen():
-    """Every other block of 64 sequences is that before it."""
+    """Every other block of 64 sequences repeats the previous one."""
 
     def change(G, q, y):
         for t in (G, q, y):
@@ -154,12 +153,12 @@ def test_a_block_that_is_drawn_twice_is_seen():
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_counter_that_is_used_twice_is_seen(shift):
-    """The same step again, also one sequence later; the same stream for two trials is the same thing."""
+    """The same step twice, also shifted by one sequence. Two trials on one stream have the same fault."""
     one, other = base(), statistics(offset=AT["offset"] + shift)
     assert smallest_p([(one, other), (one[:-1], other[1:]), (one[1:], other[:-1])]) < LEVEL
 
 
-def test_trials_of_one_stream_have_the_same_data_and_of_their_own_have_not():
+def test_trials_share_data_if_they_share_a_stream():
     """Losses of single sequences of two trials with the same parameters: equal, or uncorrelated."""
     W, v = torch.eye(5, dtype=DOUBLE).expand(2, 5, 5) / 50, torch.ones(2, 2, 5, dtype=DOUBLE)
     for streams, is_shared in (([5, 5], True), ([5, 6], False), ("trial", False), (5, True)):
@@ -171,7 +170,7 @@ def test_trials_of_one_stream_have_the_same_data_and_of_their_own_have_not():
 
 
 def variates(draw):
-    """The independent draws of B sequences of standard normal tasks, (B, 17), recovered from what they make.
+    """The independent draws (B, 17) of B sequences of standard normal tasks, recovered from the results.
 
     Sources with and without noise have the same weights, features and factor. With R'R = X'X and labels y: R itself
     (chi variates and normals), beta = (X'X)^-1 X'y without noise, and from the difference of the two sources the noise
@@ -195,7 +194,7 @@ def in_torch(source):
 
 
 def smallest_p_within(draw):
-    """That of all pairs of different variates."""
+    """Smallest p-value over all pairs of different variates."""
     x = variates(draw)
     which = torch.arange(x.shape[1]).repeat_interleave(3)
     return smallest_p([(powers(x), powers(x))], keep=which[:, None] < which)
@@ -212,7 +211,7 @@ def test_the_draws_of_a_sequence_are_independent():
     [(QUERY, BETA, 3, 0), (QUERY, BETA, 1, 2), (NOISE, QUERY, 3, 0), (NOISE, QUERY, 1, 3), (5, NOISE, 3, 0)],
 )
 def test_sections_that_overlap_are_seen(section, other, columns, shift, monkeypatch):
-    """The first columns of a section are those of another from some column on."""
+    """The first columns of a section repeat columns of another."""
     right = Place.normal
 
     def wrong(self, which, count):
@@ -226,7 +225,7 @@ def test_sections_that_overlap_are_seen(section, other, columns, shift, monkeypa
 
 
 def test_a_chi_variate_of_a_used_word_is_seen(monkeypatch):
-    """Every slot from the same blocks: two chi variates of the factor go up and down together."""
+    """Every slot reads the same blocks, so two chi variates of the factor rise and fall together."""
     right = Place.chi
     monkeypatch.setattr(Place, "chi", lambda self, freedom: torch.cat([right(self, [k]) for k in freedom], 1))
     assert smallest_p_within(in_torch) < LEVEL

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from helpers import INSTRUCTION_SETS
 from scipy import stats
+from support.op_cases import INSTRUCTION_SETS
 
 from fastlin import _extension
 from fastlin.backends import cpu
@@ -39,7 +39,7 @@ def compiled():
 
 @pytest.fixture(params=["compiled", "numpy"])
 def path(request, monkeypatch):
-    """Each way to serve `random.uniform` and `random.normal`; the one not meant is not there to serve."""
+    """Each path of `random.uniform` and `random.normal`, with the other path disabled."""
     if request.param == "numpy":
         monkeypatch.setattr(_extension, "extension", lambda: None)
     else:
@@ -62,7 +62,7 @@ def test_known_answers(counter, key, answer):
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 @pytest.mark.parametrize("label", INSTRUCTION_SETS)
 def test_known_answers_compiled(label, counter, key, answer):
-    """Each of these counters and keys is one of the layout."""
+    """The coordinates that the layout maps to these counters and keys."""
     at = {"block": counter[0] & 0xFFFFFF, "offset": counter[1] | counter[2] << 32, "step": counter[3] & 0xFFFFFF}
     at |= {"stream": counter[0] >> 24 | counter[3] >> 24 << 8, "seed": key[0] | key[1] << 32}
     with cpu.using(label):

@@ -1,13 +1,13 @@
 """The kernels that draw sequences, on every instruction set, against the same draws in numpy and torch in float64.
 
-The bound of each number is its own: `majorant` is what the oracle computes when every term of every sum is replaced by
-its size, a normal by the radius of its Box-Muller pair. With eps of the dtype, a normal is within 7 eps of that
-(test_draws.py; 8 with the oracle's own error in float64), and a factor, a mean or a deviation is rounded once, eps / 2.
-Sums of k terms add k eps / 2 to each term:
+Each number has a bound. `majorant` is the result of the oracle with every term of every sum replaced by its absolute
+value, and a normal by the radius of its Box-Muller pair. Let eps be that of the dtype. A normal is accurate to 7 eps of
+its radius (test_draws.py; 8 with the error of the oracle in float64). A factor, a mean or a deviation is rounded once,
+eps / 2. A sum of k terms adds k eps / 2 to each term:
 
     features   7.5 + d/2     weights beta   8 + d/2     labels   16 + 3d/2     entries of G   32 + 3d + (d + 2)/2
 
-which is at most 33 + 3.5 d; twice that leaves room for the oracle's own roundings and the terms in eps^2.
+The largest is at most 33 + 3.5 d. The bound is twice that, for the roundings of the oracle and the terms in eps^2.
 """
 
 import copy
@@ -17,19 +17,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import DOUBLE, INSTRUCTION_SETS
+from support.op_cases import DOUBLE, INSTRUCTION_SETS
 
 import fastlin as fl
 from fastlin import _extension
 from fastlin.backends import cpu
-from fastlin.data.checks import check_place
-from fastlin.data.place import BETA, Place
+from fastlin.data.place import BETA, Place, check_place
 
 DTYPES = (torch.float32, DOUBLE)
 BATCH = 130
-# Nothing is zero, step and stream are the largest there are, and the batch wraps from the last sequence to the first.
+# No coordinate is zero, step and stream are near their limits, and the batch wraps from the last sequence to the first.
 AT = {"seed": 2**63 + 12345, "step": 2**24 - 1, "stream": 2**16 - 2, "offset": 2**64 - 100}
-# Whether the 32-bit halves of the sequence's index carry, and the parts of stream and seed are not confused.
+# These show whether the low half of the sequence index carries, and whether parts of stream and seed are exchanged.
 OTHER_PLACES = [
     {"seed": 0, "step": 0, "stream": 0, "offset": 0},
     {"seed": 2**64 - 1, "step": 1, "stream": 255, "offset": 2**32 - 65},
@@ -87,15 +86,8 @@ def kernels(request):
         yield request.param
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 class Radii(Place):
-    """Draws that are not below the size of those of a place: the radii of the pairs of normals."""
+    """Upper bounds on the draws of a place: the radii of the pairs of normals."""
 
     def normal(self, section, columns):
         x = super().normal(section, columns + columns % 2)
@@ -103,7 +95,7 @@ class Radii(Place):
 
 
 def majorant(source):
-    """A source that adds up sizes, when it is asked with `Radii`."""
+    """A copy of the source with absolute values; drawing it with `Radii` gives the bounds."""
     larger = copy.copy(source)
     for name in ("means", "_factors", "theta", "_feature_factor"):
         if getattr(source, name, None) is not None:
@@ -118,7 +110,7 @@ def majorant(source):
 
 @functools.cache
 def oracle(name, d, n, form, at):
-    """Values and majorants of a batch in float64, by numpy's draws: the compiled ones are not asked."""
+    """Values and majorants of a batch in float64, drawn by numpy with the extension disabled."""
     source, place = source_of(name, d), check_place(BATCH, n, **dict(at))[0]
     method = "_gram_in_torch" if form == "gram" else "_tokens"
     with pytest.MonkeyPatch.context() as patch:
@@ -132,7 +124,7 @@ def draw(source, n, form, batch=BATCH, *, dtype, **place):
 
 
 def excess(found, name, d, n, form, at=AT):
-    """Largest error in units of its bound; tasks are the same."""
+    """Largest error divided by its bound; tasks must be equal."""
     exact, sizes = oracle(name, d, n, form, tuple(at.items()))
     assert torch.equal(found[3], exact[3])
     bound = 2 * (33 + 3.5 * d) * torch.finfo(found[0].dtype).eps
@@ -156,9 +148,9 @@ def assert_same_bits(found, expected):
 def test_gram_matrices_are_those_of_the_oracle(name, d, kernels):
     for n in sorted({0, 1, d - 1, d, d + 1, 50, 10**9}):
         for dtype in DTYPES:
-            cpu.last_sampler = None
+            cpu.backend.last_sampler = None
             found = draw(source_of(name, d), n, "gram", dtype=dtype)
-            assert cpu.last_sampler == f"{kernels} {str(dtype)[6:]} sampled gram"
+            assert cpu.backend.last_sampler == f"{kernels} {str(dtype)[6:]} sampled gram"
             assert excess(found, name, d, n, "gram") <= 1, (n, dtype)
             assert torch.equal(found[0], found[0].mT)
 
@@ -168,16 +160,16 @@ def test_gram_matrices_are_those_of_the_oracle(name, d, kernels):
 def test_tokens_are_those_of_the_oracle(name, d, kernels):
     for n in sorted({0, 1, d - 1, d, d + 1, 50}):
         for dtype in DTYPES:
-            cpu.last_sampler = None
+            cpu.backend.last_sampler = None
             found = draw(source_of(name, d), n, "tokens", dtype=dtype)
-            assert cpu.last_sampler == f"{kernels} {str(dtype)[6:]} sampled tokens"
+            assert cpu.backend.last_sampler == f"{kernels} {str(dtype)[6:]} sampled tokens"
             assert excess(found, name, d, n, "tokens") <= 1, (n, dtype)
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("at", OTHER_PLACES)
 @pytest.mark.parametrize("form", ["gram", "tokens"])
-def test_every_place_has_its_own_draws(form, at):
+def test_draws_at_other_places(form, at):
     for dtype in DTYPES:
         found = draw(source_of("300 tasks", 7), 9, form, dtype=dtype, **at)
         assert excess(found, "300 tasks", 7, 9, form, at) <= 1
@@ -190,8 +182,8 @@ def test_every_place_has_its_own_draws(form, at):
     + [({"noise_std": 0.701}, "gram"), ({"noise_std": 0.701}, "tokens"), ({"radius": 1.501}, "gram")],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bounds_see(change, form, dtype):
-    """What is drawn for another n, place, noise or radius is far out of bounds, in float32 too."""
+def test_wrong_draws_exceed_the_bounds(change, form, dtype):
+    """Draws for another n, place, noise or radius exceed the bounds by far, also in float32."""
     source, at = copy.copy(source_of("sphere, everything", 7)), {k: v for k, v in change.items() if k in AT}
     for name in {"noise_std", "radius"} & change.keys():
         setattr(source, name, change[name])
@@ -205,7 +197,7 @@ def test_the_bounds_see(change, form, dtype):
 @pytest.mark.parametrize("form", ["gram", "tokens"])
 @pytest.mark.parametrize("name", CHOSEN)
 def test_batches_that_do_not_fill_lanes_or_blocks(name, form, dtype, monkeypatch):
-    """The first of a larger batch, bit for bit; everything is written, and nothing around it."""
+    """A batch is a prefix of a larger one, bit for bit. Kernels write all of it and nothing around it."""
     whole = draw(source_of(name, 7), 9, form, dtype=dtype)
     buffers = []
 
@@ -227,7 +219,7 @@ def test_batches_that_do_not_fill_lanes_or_blocks(name, form, dtype, monkeypatch
 @pytest.mark.parametrize("form", ["gram", "tokens"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_pieces_have_the_same_bits(name, form, dtype):
-    """Wherever the cut is: a sequence has other neighbours in its lanes, and another lane."""
+    """Wherever the cut is, though a sequence then has another lane and other neighbours."""
     for sizes in ([1, 129], [7, 9, 64, 50], [65, 65], [3] * 43 + [1]):
         assert_pieces(source_of(name, 7), form, dtype, 2**32 - 70, sizes)
 
@@ -279,7 +271,7 @@ def test_half_precision_is_rounded_from_float64(form):
 
 @pytest.mark.usefixtures("kernels")
 def test_instruction_sets_draw_the_same_tasks():
-    """Exactly, up to the last of 300 and whatever the dtype: the choice is made in float64 from the same word."""
+    """All 300 tasks in every dtype: float64 decides, from the same word."""
     source = source_of("300 tasks", 2)
     expected = source._task(check_place(20_000, 0, **AT)[0])
     for dtype in DTYPES:

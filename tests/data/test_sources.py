@@ -1,11 +1,11 @@
-"""Task sources: what they draw, from which draws, and what they refuse."""
+"""Task sources: sequences from documented draws, moments, and errors for wrong arguments."""
 
 import math
 from itertools import pairwise
 
 import pytest
 import torch
-from helpers import assert_close
+from support.op_cases import assert_close
 
 import fastlin as fl
 from fastlin.data import philox, random
@@ -78,7 +78,7 @@ def test_pieces_have_the_same_bits(dtype):
 
 
 def test_without_the_extension(monkeypatch):
-    """The same numbers up to the rounding of log, sin, cos and sqrt, whoever draws them."""
+    """Numpy and the kernels agree up to the rounding of log, sin, cos and sqrt."""
     mix = mixture(noise_std=0.5)
     compiled = mix.sample(50, 4, dtype=DOUBLE)
     monkeypatch.setattr(random._extension, "extension", lambda: None)
@@ -185,7 +185,7 @@ def test_fixed_task():
 
 
 def test_point_set():
-    """Every token and query is a point, with the right label; all points come up, about equally often."""
+    """Every token and query is a point with its label; all points occur about equally often."""
     x = torch.arange(10, dtype=DOUBLE)[:, None] * torch.tensor([1.0, 10.0], dtype=DOUBLE)
     source = fl.PointSet(x, x[:, 0] ** 2, bias=True)
     z, q, y, task = source.sample(2000, 4, seed=1, dtype=DOUBLE)
@@ -229,7 +229,7 @@ def test_sources_keep_their_own_copy():
 
 
 def test_another_default_device():
-    """Data are drawn on the CPU and moved, whatever torch's default is."""
+    """Sources draw on the CPU and then move the data, for any default device of torch."""
     mix = mixture(noise_std=0.1)
     expected = mix.sample_gram(4, 3, device="cpu")
     with torch.device("meta"):

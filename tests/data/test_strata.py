@@ -22,7 +22,7 @@ DOUBLE = torch.float64
     ],
 )
 def test_shares_of_every_prefix(weights, period):
-    """Within one of the share after every sequence, so that a whole share is met exactly."""
+    """Counts stay within one of the share after every sequence, so they meet a whole share exactly."""
     order = balanced_tasks(torch.tensor(weights, dtype=DOUBLE))
     assert len(order) == period
     repeated = order.repeat(3)
@@ -48,7 +48,7 @@ def test_stratified_mixture():
     assert torch.equal(torch.cat(pieces), whole)
     random = fl.TaskMixture(means, covariances, [0.2, 0.3, 0.5])
     assert torch.bincount(random.sample(1000, 1)[3]).tolist() != [200, 300, 500]
-    # Only the task differs from a mixture at random: everything else has its own draws.
+    # Only the task differs from an unstratified mixture: everything else has separate draws.
     same = random.sample(1000, 1)[3] == mix.sample(1000, 1)[3]
     for a, b in zip(random.sample(1000, 1), mix.sample(1000, 1), strict=True):
         assert torch.equal(a[same], b[same])

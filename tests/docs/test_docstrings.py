@@ -10,7 +10,7 @@ import torch
 
 import fastlin as fl
 
-MODULES = ("fastlin", "fastlin.reference", "fastlin.theory", "fastlin.theory.forgetting", "fastlin.models")
+MODULES = ("fastlin", "fastlin.theory", "fastlin.theory.forgetting", "fastlin.models")
 TRAINING = {
     "fastlin.training.regimes": ("Term", "Phase", "Regime", "named", "together"),
     "fastlin.training.config": ("RunConfig",),
@@ -100,12 +100,21 @@ def test_public_names_are_documented(found):
     assert problems(found) == []
 
 
+@pytest.mark.parametrize("name", fl.reference.__all__)
+def test_references_are_documented_by_their_ops(name):
+    """A reference takes the arguments of the op of its name, which documents them."""
+    taken = [set(inspect.signature(getattr(module, name)).parameters) for module in (fl.reference, fl)]
+    assert taken[0] - {"model", "options"} <= taken[1]
+    assert ">>>" in getattr(fl.reference, name).__doc__
+
+
 @pytest.mark.parametrize("found", [found for _, found in METHODS], ids=[name for name, _ in METHODS])
 def test_methods_are_documented(found):
     assert found.__doc__
 
 
-EXAMPLES = [(name, found) for name, found in [*PUBLIC, *METHODS] if ">>>" in (found.__doc__ or "")]
+REFERENCES = [(f"fastlin.reference.{name}", getattr(fl.reference, name)) for name in fl.reference.__all__]
+EXAMPLES = [(name, found) for name, found in [*PUBLIC, *METHODS, *REFERENCES] if ">>>" in (found.__doc__ or "")]
 
 
 @pytest.mark.parametrize("found", [found for _, found in EXAMPLES], ids=[name for name, _ in EXAMPLES])

@@ -6,7 +6,7 @@ import runpy
 import sys
 
 import pytest
-from docs.pages import ROOT
+from support.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
 

@@ -14,10 +14,11 @@ import tomllib
 import pytest
 import torch
 import torch.distributed.run
-from docs.pages import PAGES, ROOT, anchors, blocks, links
+from support.pages import PAGES, ROOT, anchors, blocks, links
 
 import fastlin as fl
 from fastlin import backends, cli, settings
+from fastlin.figures import names
 from fastlin.training import table
 
 LANGUAGES = {"python", "console", "toml", "text"}
@@ -131,8 +132,8 @@ def check_fastlin(arguments, monkeypatch):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
     assert cli.main(arguments) == 0
     (options,) = given
-    if "figure" in options and options.figure not in ("claims", "ff-claims"):
-        assert cli._panels(options.figure)
+    if "figure" in options:
+        assert names.named(options.figure) or options.figure in names.CLAIMS
     if "regime" in options:
         assert table.regimes(options.regime)
     if "config" in options and not options.config.endswith(".toml"):

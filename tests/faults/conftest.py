@@ -1,5 +1,5 @@
 import pytest
-from faults.sweeps import Server, table
+from support.fault_sweeps import Server, table
 
 
 @pytest.fixture(scope="module")
@@ -11,7 +11,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(server, tmp_path_factory):
-    """The table of a sweep that nothing happened to."""
+    """The table of an undisturbed sweep."""
     out = tmp_path_factory.mktemp("undisturbed")
     code, said = server.start(out).wait()
     assert code == 0, said
@@ -19,18 +19,18 @@ def undisturbed(server, tmp_path_factory):
 
 
 class Ledger:
-    """Faults of a kind that a test has injected, and what came of them."""
+    """Faults of one kind that a test injects, and their outcomes."""
 
     def __init__(self, kind):
         self.row = [kind, 0, 0, 0]
 
     def same_bits(self, faults=1):
-        """After so many faults, the result is that of an undisturbed run."""
+        """After `faults` faults the result is that of an undisturbed run."""
         self.row[1] += faults
         self.row[2] += faults
 
     def clear_error(self):
-        """A fault that was told, and nothing was lost."""
+        """A fault that raised a clear error and lost nothing."""
         self.row[1] += 1
         self.row[3] += 1
 
@@ -44,5 +44,5 @@ def ledger(request, record_property):
 
 @pytest.fixture
 def times(request):
-    """How many times as many faults as in CI."""
+    """Multiple of the number of faults in CI."""
     return request.config.getoption("--faults")

@@ -1,12 +1,12 @@
-"""Files of a run cut off and with bits turned, in every region: the same bits in the end, or an error that names it."""
+"""Files of a run, truncated or with a flipped bit in every region: the same result, or an error that names the file."""
 
 import random
 import shutil
 from pathlib import Path
 
 import pytest
-from folders import contents
-from training_runs import SHORT, before_step, interrupt, records, result, train
+from support.folders import contents
+from support.training_runs import SHORT, before_step, interrupt, records, result, train
 
 from fastlin import _tensors
 from fastlin._files import FileError, read_json, write_json
@@ -30,13 +30,13 @@ def runs(tmp_path_factory):
 
 
 def damaged(data, seed):
-    """A file with a bit turned in each of its regions, and cut off in each."""
+    """A file with one bit flipped in each of its regions, and truncated in each."""
     source = random.Random(seed)
     for region in range(REGIONS):
         at = min(int((region + source.random()) * len(data) / REGIONS), len(data) - 1)
-        turned = bytearray(data)
-        turned[at] ^= 1 << source.randrange(8)
-        yield bytes(turned)
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << source.randrange(8)
+        yield bytes(flipped)
         yield data[:at]
 
 
@@ -53,7 +53,7 @@ def test_damaged_files_of_a_run(tmp_path, runs, ledger, times, state, name):
             error = error_of(train, out=folder, resume=True, **SHORT)
             if error:
                 assert str(folder) in error
-                # Nothing is lost: with the file as it was the run goes on.
+                # The error changes no file: with the original file the run resumes.
                 assert contents(folder) == before
                 ledger.clear_error()
             else:
@@ -65,7 +65,7 @@ def test_damaged_files_of_a_run(tmp_path, runs, ledger, times, state, name):
 
 
 def error_of(call, *given, **options):
-    """What a call says of a file that is not right; "" when it does what it is for."""
+    """The message of a call's FileError; "" when it succeeds."""
     try:
         call(*given, **options)
     except FileError as error:
@@ -87,7 +87,7 @@ def panel(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["2c.json", "cells/2c/plain-full-n2.json"])
 def test_damaged_files_of_a_sweep(tmp_path, panel, ledger, name):
-    """What became of a cell is told to be damaged; without its file the run of the cell is read again."""
+    """An error names the damaged outcome of a cell; without the file, the cell's run is read again."""
     whole = (panel / name).read_bytes()
     table = (panel / "2c.csv").read_bytes()
     for i, data in enumerate(damaged(whole, name)):
@@ -112,7 +112,7 @@ def test_damaged_files_of_a_sweep(tmp_path, panel, ledger, name):
 
 
 def test_version_skew(tmp_path, runs, ledger, monkeypatch):
-    """A checkpoint, a run and a panel of another version: told, and left as they are."""
+    """A checkpoint and a run of another version: an error, and no file changes."""
     folder = shutil.copytree(runs / "stopped", tmp_path / "checkpoint")
     description, tensors = _tensors.read(folder / "checkpoint.safetensors", "checkpoint")
     with monkeypatch.context() as patch:
@@ -131,7 +131,7 @@ def test_version_skew(tmp_path, runs, ledger, monkeypatch):
     folder = shutil.copytree(runs / "stopped", tmp_path / "run")
     write_json(folder / "run.json", {**read_json(folder / "run.json", dict), "version": 2})
     expect(folder, r"run.json: is a 'fastlin run' of version 2, wants a 'fastlin run' of 1", ledger)
-    # One of this version in place of it, and the run goes on.
+    # With the file of this version the run resumes.
     shutil.copy(runs / "stopped/run.json", folder / "run.json")
     train(out=folder, resume=True, **SHORT)
     assert records(folder) == records(runs / "ended")
@@ -151,7 +151,7 @@ PICKLE = b"cos\nsystem\n(S'touch %s'\ntR."
 
 @pytest.mark.parametrize("name", [*STOPPED, MODEL, "result.json", "config.toml"])
 def test_reading_a_file_never_runs_it(tmp_path, runs, ledger, monkeypatch, name):
-    """Pickles, in torch's format too, in place of every file; and nobody loads pickles at all."""
+    """Pickles, also in torch's format, in place of every file: nothing loads a pickle."""
     import io
     import pickle
 
@@ -183,7 +183,7 @@ def test_reading_a_file_never_runs_it(tmp_path, runs, ledger, monkeypatch, name)
 
 
 def test_text_of_a_record_is_text(tmp_path, monkeypatch):
-    """Names in files are looked up in tables, never evaluated."""
+    """Names in files are keys of tables, never evaluated."""
     with monkeypatch.context() as patch:
         before_step(patch.setattr, 5, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

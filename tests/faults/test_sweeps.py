@@ -1,4 +1,4 @@
-"""`fastlin reproduce --jobs 1`, killed, stopped, and on disks that are full or read-only: always one table."""
+"""`fastlin reproduce --jobs 1`, killed, stopped, and on full or read-only disks: always the same table."""
 
 import os
 import random
@@ -8,13 +8,13 @@ import time
 from contextlib import suppress
 
 import pytest
-from faults.sweeps import table
-from folders import contents
+from support.fault_sweeps import table
+from support.folders import contents
 
 
 @pytest.fixture(scope="module")
 def seconds(server, undisturbed, tmp_path_factory):
-    """How long an undisturbed sweep takes here and now."""
+    """How long an undisturbed sweep takes."""
     began = time.monotonic()
     code, said = server.start(tmp_path_factory.mktemp("timed")).wait()
     assert code == 0, said
@@ -29,7 +29,7 @@ def finished(server, out, undisturbed):
 
 
 def test_kill_9_at_random_moments(tmp_path, server, undisturbed, seconds, ledger, times):
-    """Each piece is short: an undisturbed sweep has time for a few, one that starts anew each time has for none."""
+    """Kills come within half the time of a sweep: one that did not resume would never end."""
     moments = random.Random(0)
     wanted, round_ = 18 * times, 0
     while wanted > 0:
@@ -48,7 +48,7 @@ def test_kill_9_at_random_moments(tmp_path, server, undisturbed, seconds, ledger
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, times, number, code):
-    """A checkpoint is left though none was due, and the steps before it are not done again."""
+    """A signal writes a checkpoint though none is due, and the sweep resumes from it."""
     moments = random.Random(number)
     sent = 0
     for round_ in range(40 * times):
@@ -60,7 +60,7 @@ def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, time
             with suppress(ProcessLookupError):
                 os.kill(sweep.process, number)
             ended, said = sweep.wait()
-            # 0 or the signal itself: it came after the end of the sweep.
+            # 0 or the signal itself: the signal came after the end of the sweep.
             assert ended in (code, 0, -number), said
             assert ended != code or "fastlin: stopped; rerun the same command to resume" in said
             if ended != code:
@@ -78,7 +78,7 @@ def test_SIGTERM_and_Ctrl_C(tmp_path, server, undisturbed, seconds, ledger, time
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A function that mounts a file system of a size, or None where that is not allowed."""
+    """A function that resizes a small file system, or None where mounting is not allowed."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
@@ -98,7 +98,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("kilobytes", [4, 16, 28, 48])
 def test_a_full_disk(tmp_path, server, undisturbed, ledger, small_disk, kilobytes):
-    """Whatever cannot be written is told; with room again the same command goes on."""
+    """The error names the full disk; with more room the same command resumes."""
     if small_disk is None:
         # No file can grow beyond the limit.
         out, limit = tmp_path / "out", {"space": kilobytes << 6}
@@ -115,7 +115,7 @@ def test_a_full_disk(tmp_path, server, undisturbed, ledger, small_disk, kilobyte
 
 
 def test_a_read_only_folder(tmp_path, server, undisturbed, ledger, small_disk):
-    """On a disk that nobody can write to, or where that cannot be had for a user whom permissions stop."""
+    """On a read-only mount, or, where mounting is not allowed, without write permission."""
     out = small_disk("10m") / "out" if small_disk else tmp_path / "out"
     sweep = server.start(out)
     sweep.await_record()

@@ -1,30 +1,18 @@
 """The claims report: numbers against reference values, verdicts that follow the numbers, and whole files."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from folders import contents, visible
+from support.claims import SIZES, Oracle
+from support.folders import contents, visible
 
-from fastlin import plots, settings, theory
+from fastlin import settings, theory
 from fastlin.data.sources import TaskMixture
 from fastlin.figures import claims
 from fastlin.figures.claims import attention, closed, minima
-from fastlin.plots.style import COLOURS
 
-SIZES = {"trials": 2, "steps": 20, "batch": 64}
-NAMES = [
-    "Ordering of the optima",
-    "Rates of the gaps",
-    "Zero means",
-    "Size of the optimal prompts",
-    "Assumption 1",
-    "Proposition 1",
-    "The decoupled bound in training",
-]
 # The golden minima were found by another minimiser to about six digits.
 MINIMISED = 1e-6
 
@@ -37,34 +25,6 @@ def golden():
 @pytest.fixture
 def cells(tmp_path):
     return claims.Cells(tmp_path, **SIZES)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A whole report of short training: claims by name, the record, what was reported on the way, and the folder."""
-    out, reported = tmp_path_factory.mktemp("report"), []
-    record = claims.compute(out, **SIZES, report=reported.append)
-    found = {
-        entry["name"]: claims.Claim(**{**entry, "numbers": [claims.Number(**number) for number in entry["numbers"]]})
-        for entry in record["claims"]
-    }
-    return found, record, reported, out
-
-
-class Oracle:
-    """Cells that end where they are told, relative to the closed form of their regime."""
-
-    seed = 0
-
-    def __init__(self, excess):
-        self.excess = excess
-        self.optima = dict(zip(("plain", "fine-tune", "joint", "joint+heads"), closed.OPTIMA, strict=True))
-
-    def risk(self, name, mix, regime, n):
-        return float(self.optima[regime](mix, n)) * (1 + self.excess)
-
-    def described(self):
-        return "no training"
 
 
 def values(claim):
@@ -366,101 +326,3 @@ def test_cells_that_have_ended_are_read(cells, monkeypatch):
     assert attention.bound_reached([setting], cells) == first
     assert contents(cells.out) == kept
     assert "best of 2 trials, 20 steps of 64 sequences" in first.finding
-
-
-def test_record(made):
-    _, record, reported, out = made
-    assert [entry["name"] for entry in record["claims"]] == NAMES
-    assert reported == record["claims"]
-    assert record["training"] == {**SIZES, "seed": 0}
-    assert record["versions"]["torch"] == torch.__version__
-    # Twenty steps train nothing, and closed forms do not need them.
-    assert [entry["holds"] for entry in record["claims"]] == [True, False, None, False, False, False, None]
-    assert len(visible(out / "cells" / "claims")) == 4 + 1 + 3
-    assert json.loads(claims.as_json(record)) == record
-    assert claims.line(record["claims"][0]) == (
-        "Ordering of the optima: holds. The ordering holds wherever it was looked at."
-    )
-    numbers = {(number["quantity"], number["n"]): number["value"] for number in record["claims"][0]["numbers"]}
-    assert numbers["comparisons, random problems", None] == 1500
-
-
-def test_files_are_whole(made, tmp_path):
-    record = made[1]
-    out = tmp_path / "new" / "folder"
-    paths = claims.write(record, out)
-    assert [path.name for path in paths] == ["claims.json", "claims.md", "claims.csv"]
-    assert json.loads(paths[0].read_text(encoding="utf-8")) == record
-    text = paths[1].read_text(encoding="utf-8")
-    for i, entry in enumerate(record["claims"], 1):
-        assert f"## {i}. {entry['name']}: " in text
-        assert all(entry[part] in text for part in ("statement", "finding", "verdict"))
-    rows = list(csv.DictReader(io.StringIO(paths[2].read_text(encoding="utf-8"))))
-    assert list(rows[0]) == ["claim", "quantity", "n", "value", "expected"]
-    numbers = [(entry["name"], number) for entry in record["claims"] for number in entry["numbers"]]
-    assert len(rows) == len(numbers)
-    for row, (name, number) in zip(rows, numbers, strict=True):
-        assert (row["claim"], row["quantity"], float(row["value"])) == (name, number["quantity"], number["value"])
-        assert row["n"] == ("" if number["n"] is None else str(number["n"]))
-    # A bar inside a cell would make a column.
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in tables} == {5}
-    before = contents(out)
-    assert claims.write(record, out) == paths
-    assert contents(out) == before
-
-
-def test_a_report_that_fails_leaves_the_one_before(made, tmp_path):
-    claims.write(made[1], tmp_path)
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        claims.write({**made[1], "training": {"steps": float("nan")}}, tmp_path)
-    assert contents(tmp_path) == before
-
-
-def test_trials_that_all_diverged_have_no_number(monkeypatch, tmp_path):
-    setting, diverged = settings.load("2b"), Oracle(float("inf"))
-    monkeypatch.setattr(claims, "_claims", lambda cells: [lambda: attention.zero_means(setting, diverged)])
-    record = claims.compute(tmp_path, **SIZES)
-    assert record["claims"][0]["holds"] is None
-    assert None in [number["value"] for number in record["claims"][0]["numbers"]]
-    claims.write(record, tmp_path)
-
-
-def test_picture(made, tmp_path):
-    claims.write(made[1], tmp_path)
-    figure = plots.claims_figure(json.loads((tmp_path / "claims.json").read_text(encoding="utf-8")))
-    left, right = figure.axes
-    drawn = {line.get_label(): line for line in left.get_lines()}
-    mix = settings.load("2c").mixture
-    n, gap = drawn["FT − JT"].get_data()
-    assert (n[0], n[-1]) == (1, 100_000)
-    assert gap[-1] == pytest.approx(closed.gaps(mix, 100_000)["fine_tuned_joint"])
-    limits = theory.gap_limits(mix)
-    for label, limit, power in (
-        (f"limit {limits.plain_fine_tuned:.4g} / n²", limits.plain_fine_tuned, 2),
-        (f"limit {limits.fine_tuned_joint:.4g} / n²", limits.fine_tuned_joint, 2),
-        (f"limit {limits.joint_decoupled:.4g} / n", limits.joint_decoupled, 1),
-    ):
-        assert drawn[label].get_linestyle() == "--"
-        assert drawn[label].get_ydata()[-1] == pytest.approx(limit / 1e5**power)
-    x, y = drawn["FT − JT in the paper: order 1/n"].get_data()
-    assert list(x * y) == pytest.approx([x[0] * y[0]] * len(x))
-    assert all(
-        paper >= closed.gaps(mix, int(at))["fine_tuned_joint"] * (1 - 1e-12) for at, paper in zip(x, y, strict=True)
-    )
-    assert drawn["FT − JT"].get_color() == COLOURS["joint"]
-    flat = {line.get_label().split(":")[0]: line.get_ydata() for line in right.get_lines()}
-    for key, find in (("fine-tuned prompts", theory.fine_tuned), ("joint prompts", theory.joint)):
-        assert list(flat[key]) == pytest.approx([float(find(mix, 1).prompts.norm())] * len(flat[key]))
-    assert flat["the paper"][-1] == pytest.approx(1e5 * float(mix.means.norm()))
-    for axes in (left, right):
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        assert axes.get_xlabel() == "context length n (examples)"
-        assert axes.get_ylabel()
-        assert axes.get_legend() is not None
-    assert figure.get_supxlabel().startswith("Left: differences")
-    paths = plots.claims(tmp_path)
-    assert [path.name for path in paths] == ["claims.png", "claims.pdf", "claims.svg"]
-    for path, start in zip(paths, (b"\x89PNG", b"%PDF", b"<?xml"), strict=True):
-        assert path.read_bytes().startswith(start)

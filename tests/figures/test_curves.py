@@ -83,7 +83,7 @@ def test_a_task_without_variance_has_no_head():
     mix = TaskMixture([[1.0], [0.0]], [[[1.0]], [[0.0]]], [0.5, 0.5], noise_std=1.0)
     at = curves.evaluate(mix, [3])
     assert [(note.curve, note.text.split(": ")[1]) for note in at.notes] == [
-        ("scaled_heads", "a task that the context tells nothing about wants a head of size zero")
+        ("scaled_heads", "the context carries no information about a task, which needs a head of size zero")
     ]
     assert at.losses["heads_lower_bound"][0] <= at.losses["scaled_heads"][0] < at.losses["decoupled"][0]
 
@@ -114,7 +114,7 @@ def warns_and_is_not_attained(mix, n):
     ids=["fails", "nan", "inf", "warns", "both"],
 )
 def test_what_a_closed_form_may_do(monkeypatch, optimum, loss, remarks):
-    monkeypatch.setitem(curves.CURVES, "joint", curves.Curve("joint", optimum))
+    monkeypatch.setitem(curves.CURVES, "joint", curves.CURVES["joint"]._replace(optimum=optimum))
     record = curves.compute(settings(mixture(1.0), [1, 2]), line=True)
     assert record["losses"]["joint"] == [loss] * 2
     assert record["normalised"]["joint"] == [None if loss is None else loss / record["normaliser"]] * 2
@@ -129,9 +129,8 @@ def test_what_a_closed_form_may_do(monkeypatch, optimum, loss, remarks):
 
 def test_threads_are_given_back(monkeypatch):
     seen = []
-    monkeypatch.setitem(
-        curves.CURVES, "plain", curves.Curve("plain", lambda *_: seen.append(torch.get_num_threads()) or 1)
-    )
+    plain = curves.CURVES["plain"]._replace(optimum=lambda *_: seen.append(torch.get_num_threads()) or 1)
+    monkeypatch.setitem(curves.CURVES, "plain", plain)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -1,15 +1,15 @@
-"""Figures, table 1 and claims of the paper on fine-tuning: made, stopped, drawn, and able to say no."""
+"""Figures, table 1 and claims of the paper on fine-tuning: made, stopped, drawn; claims can hold and fail."""
 
 import csv
 
 import pytest
 import torch
-from helpers import DOUBLE
+from support.op_cases import DOUBLE
 
 import fastlin as fl
 from fastlin import cli, plots
 from fastlin._files import read_json, write_json
-from fastlin.figures import forgetting, reproduce, status, sweep
+from fastlin.figures import names, reproduce, status, sweep
 from fastlin.figures.forgetting import FIGURES, axes, claims, problems, regimes, table
 from fastlin.figures.reproduce import Effort, Request
 from fastlin.theory import forgetting as ff
@@ -98,7 +98,7 @@ def test_eight_regimes(name, tmp_path):
         run = fl.train(**call, records=20, out=tmp_path / "cells" / name / "tuned", resume=True)
         errors = fl.evaluate(run, task, range(21)).error
         for curve in one["curves"][1:]:
-            own = errors[:, run.of(curve["label"])]
+            own = errors[:, run.trials_of(curve["label"])]
             assert curve["y"] == pytest.approx(own.mean(1).tolist())
             assert curve["error"] == pytest.approx((own.std(1) / 3**0.5).tolist())
     assert len(record["findings"]) == 9
@@ -288,7 +288,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(reproduce.SCALES["quick"], "forgetting", SHORT)
     # All of them in three formats take a minute to draw.
     figures = {name: FIGURES[name] for name in ("ff4", "ff5")}
-    monkeypatch.setattr(forgetting, "FIGURES", figures)
+    monkeypatch.setitem(names.GROUPS, "ff", names.Group("two figures", figures))
     assert cli.main(["reproduce", "ff", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     for name, figure in figures.items():

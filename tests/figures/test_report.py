@@ -45,13 +45,13 @@ def test_order_of_regimes():
 
 
 @pytest.mark.parametrize(
-    ("risk", "error", "told"),
+    ("risk", "error", "reported"),
     [(4.019, 0.0, False), (4.021, 0.0, True), (4.1, 0.06, False), (4.1, 0.04, True), (None, None, False)],
 )
-def test_what_counts_as_out_of_order(risk, error, told):
+def test_what_counts_as_out_of_order(risk, error, reported):
     """More than 0.5 % and more than two standard errors."""
     found = report.violations(panel(cell("plain", 4.0), cell("joint", risk, error=error)), None)
-    assert bool(found) == told
+    assert bool(found) == reported
 
 
 def test_models_are_not_compared_with_each_other():
@@ -78,10 +78,12 @@ def test_caption():
     assert first.startswith("3 trials × 1,500 steps × batch 4,096, preset tuned, lr = 0.01.")
     assert rest == [
         "Excess over theory, full model: -25.00 % to +5.00 %.",
+        "An excess below zero is possible: the closed form is the optimum of the reduced model, and the full model has "
+        "more freedom.",
         "2 of 9 trials diverged.",
-        "Heavy tails, where the mean risk rests on few sequences and the crossed points are medians of batches: "
+        "Heavy tails: a few sequences dominate the mean risk, so crossed points show medians of batches: "
         "joint full n=9 (3 ± 2.5).",
-        "Not there yet: 1 of 4 cells.",
+        "Missing: 1 of 4 cells.",
         "Order: joint full n=5 is 5.0 % above plain full n=5.",
         "A remark.",
     ]

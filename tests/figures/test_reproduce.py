@@ -1,4 +1,4 @@
-"""`fastlin reproduce`: panels made cell by cell, stopped and gone on with, and what they leave in their folder."""
+"""`fastlin reproduce`: panels made cell by cell, stopped and resumed, and the files of their folder."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ SUFFIXES = ("json", "csv", "md")
 
 
 def run(names, out, request=None, **callbacks):
-    """Reproduce panels without pictures; returns records and the names that were to be drawn."""
+    """Reproduce panels without pictures; returns records and the names of the panels to draw."""
     drawn = []
     request = request or Request(effort=SHORT, lengths=(2, 5), jobs=1)
     panels = [prompts.PANELS[name] if isinstance(name, str) else name for name in names]
@@ -90,7 +90,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
     _, drawn = run(["2c"], tmp_path, ended=lambda record, cell: ended.append(cell["key"]))
     assert (ended, drawn) == ([], ["2c"])
     assert (tmp_path / "2c.csv").read_bytes() == before
-    # A cell whose run is there but not noted is read, not trained.
+    # A cell with a finished run and no outcome is read, not trained.
     path = tmp_path / "2c.json"
     record = read_json(path, dict)
     record["cells"][0].update(state="waiting", row=None)
@@ -142,7 +142,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path):
     assert states.pop("joint-full-n5") == "failed"
     assert set(states.values()) == {"done"}
     assert len(rows_of(tmp_path / "2c.csv")) == 5
-    assert any("Not there yet: 1 of 6 cells" in sentence for sentence in records[0]["caption"])
+    assert any("Missing: 1 of 6 cells" in sentence for sentence in records[0]["caption"])
     text = status.as_text(tmp_path)
     assert "failed   2c joint-full-n5: FileError" in text
     assert "thesis.txt" in text
@@ -202,7 +202,7 @@ def test_processes_for_cells(monkeypatch):
 
 def test_shards_are_a_partition(tmp_path):
     panels = [prompts.PANELS["2a"], *forgetting.FIGURES.values()]
-    requests = [one for panel in panels for one in reproduce.Folder(tmp_path).open(panel, Request())]
+    requests = [one for panel in panels for one in reproduce.PanelFolder(tmp_path).open(panel, Request())]
     shards = [reproduce._share(panels, requests, Request(shard=(i, 3))) for i in range(3)]
     assert sorted(map(id, requests)) == sorted(id(one) for shard in shards for one in shard)
     assert max(map(len, shards)) - min(map(len, shards)) <= 3
@@ -217,7 +217,7 @@ def test_shards_are_a_partition(tmp_path):
 
 
 def test_shards_one_after_the_other(tmp_path, monkeypatch, capsys):
-    """The last one writes the table; one that ended without it does not, and `fastlin plot` does."""
+    """The last shard writes the table; if neither saw the other's last cell, `fastlin plot` does."""
     whole, shards = tmp_path / "whole", tmp_path / "shards"
     run(["2c"], whole)
     request = dict(effort=SHORT, lengths=(2, 5), jobs=1)
@@ -230,7 +230,7 @@ def test_shards_one_after_the_other(tmp_path, monkeypatch, capsys):
     _, drawn = run(["2c"], shards, Request(**request, shard=(1, 2)))
     assert drawn == ["2c"]
     assert (shards / "2c.csv").read_bytes() == (whole / "2c.csv").read_bytes()
-    # As if both had ended at once, and each had seen the other's last cell missing.
+    # As if both had ended at once, and neither had seen the other's last cell.
     record = read_json(whole / "2c.json", dict)
     for cell in record["cells"]:
         cell.update(state="waiting", row=None)
@@ -249,7 +249,7 @@ def test_wrong_shards(shard, capsys):
 
 
 def test_a_cell_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
-    """Its lock is held; then its result is read, not trained again."""
+    """Waits for the cell's lock, then reads the result and does not train again."""
     folder, slept = tmp_path / "cells/2c/plain-full-n2", []
     run(["2c"], tmp_path / "whole", Request(effort=SHORT, lengths=(2,), jobs=1))
     shutil.copytree(tmp_path / "whole/cells/2c/plain-full-n2", folder)
@@ -264,8 +264,9 @@ def test_a_cell_that_another_process_trains_is_waited_for(tmp_path, monkeypatch)
     monkeypatch.setattr(sweep.time, "sleep", sleep)
     with monkeypatch.context() as patch:
         patch.setattr(fl.training.loop.Loop, "run", lambda self: pytest.fail("trains"))
-        request = reproduce.Folder(tmp_path).open(prompts.PANELS["2c"], Request(effort=SHORT, lengths=(2,), jobs=1))[0]
-        sweep.train_cell(request)
+        folder_of_panels = reproduce.PanelFolder(tmp_path)
+        short = Request(effort=SHORT, lengths=(2,), jobs=1)
+        sweep.train_cell(folder_of_panels.open(prompts.PANELS["2c"], short)[0])
     assert len(slept) == 3
     assert panel_files.outcome_of(folder).row == panel_files.outcome_of(tmp_path / "whole/cells/2c/plain-full-n2").row
 
@@ -320,7 +321,7 @@ def test_time_left():
     assert status.seconds_left(found) == pytest.approx(15.0)
     found += [cell("started", 0.5, None)]
     assert status.seconds_left(found) == pytest.approx(10.0)
-    # A panel of its own pace, and one that has none yet takes that of all.
+    # Each panel has its own pace; a panel without finished cells uses the mean of all.
     found = [cell("done", 1.0, 10.0), cell("done", 1.0, 30.0, "b"), cell("waiting", 0.0, None, "b")]
     assert status.seconds_left(found) == pytest.approx(30.0)
     assert status.seconds_left([*found[:2], cell("waiting", 0.0, None, "c")]) == pytest.approx(20.0)
@@ -361,7 +362,7 @@ def test_the_claims_command(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(claims, "compute", compute)
     monkeypatch.setattr(claims, "write", write)
-    monkeypatch.setattr(plots, "claims", lambda folder: [folder / "claims.png"])
+    monkeypatch.setattr(plots, "panel", lambda folder, name: [folder / f"{name}.png"])
     assert cli.main(["reproduce", "claims", "--seed", "3", "--out", str(tmp_path)]) == 0
     assert given == {"seed": 3, "trials": 2, "steps": 1500, "batch": 4096}
     assert capsys.readouterr().out.splitlines() == [

@@ -1,7 +1,7 @@
-"""The functions of the compiled module by themselves: right calls, and such with arguments that are not.
+"""Calls of the compiled module, correct ones and ones with wrong arguments.
 
-Its arguments are sizes and addresses, so that only what must be refused, or is harmless, can be tried from here; what
-kernels do with sizes that are taken is tried in C++, where every array has exactly its size (`boundary`).
+The arguments are sizes and addresses, so that only calls that are harmless or must be refused can run from Python. The
+C++ fuzzer (`boundary`) runs kernels on any sizes that pass the checks, in arrays of exactly these sizes.
 """
 
 import random
@@ -11,19 +11,19 @@ import numpy as np
 from finds import Find
 
 ABSURD = (-1, -(1 << 63), 1 << 45, 1 << 62, (1 << 63) - 1)
-WRONG_TYPES = ("1", 1.5, {}, 1 << 64, -(1 << 70), object(), b"x")  # of every argument but of a flag, which takes all
+WRONG_TYPES = ("1", 1.5, {}, 1 << 64, -(1 << 70), object(), b"x")  # wrong for every argument except a flag
 COUNTS = {"rows", "columns", "pairs", "iterations", "batch", "step", "stream", "block"}
 
 
 class Call:
-    """Arguments of a function by name, arrays that it fills, and arrays that must live until it has.
+    """Arguments of a function by name, the arrays that it fills, and arrays that must outlive the call.
 
     Attributes
     ----------
     needed : list of int
-        Inputs that must be there.
+        Indices of the inputs that must not be null.
     wrong : bool
-        Whether it must be refused.
+        Whether the module must refuse the call.
     """
 
     def __init__(self, name, arguments, results, kept=None, needed=()):
@@ -60,16 +60,16 @@ class Compiled:
         except (ValueError, IndexError) as error:
             refused = call.wrong
             if not re.search(r"^\w+: got |task index", str(error)):
-                raise Find(f"names nothing: {error}") from error
+                raise Find(f"names no argument: {error}") from error
         else:
             if call.wrong:
-                raise Find(f"{call.name} takes {call.arguments}")
+                raise Find(f"{call.name} accepts {call.arguments}")
             return
         if not refused:
             raise Find(f"{call.name} refuses {call.arguments}")
         for array, old in zip(call.results, before, strict=True):
             if array.tobytes() != old.tobytes():
-                raise Find(f"{call.name} has written before it refused {call.arguments}")
+                raise Find(f"{call.name} wrote results before it refused {call.arguments}")
 
     def _common(self, source):
         return {"instruction_set": source.choice(("", *self._sets)), "threads": source.choice((1, 1, 2, 3))}
@@ -86,10 +86,10 @@ class Compiled:
             return np.ones(shape, dtype)
 
         x, q, y, task = array(B, n, m), array(B, m), array(B), np.zeros(B, np.int64)
-        place, kept = None, []
+        source_tuple, kept = None, []
         if drawn:
             x = q = y = task = None
-            place, kept = self._source(source, m - 1, n, K)
+            source_tuple, kept = self._source(source, m - 1, n, K)
         shares_v = source.random() < 0.3
         square, heads = array(R, H, m, m), array(R, H, 1 if shares_v else K, m)
         stacked = array(R, layers, H, m, m)
@@ -107,7 +107,7 @@ class Compiled:
             "flags": [is_gram and not drawn, source.random() < 0.5, shares_v],
             "inputs": _addresses(inputs),
             "results": _addresses(results),
-            "source": place,
+            "source": source_tuple,
         }
         needed = [i for i in (0, 1, 3, 4, 5, 6, 7) if inputs[i] is not None and inputs[i].size]
         call = Call("attention", arguments, [array for array in results if array is not None], (inputs, kept), needed)
@@ -117,7 +117,7 @@ class Compiled:
         return call
 
     def _source(self, source, d, n, K):
-        """A source as the module takes it, and its arrays."""
+        """The tuple of a source, and its arrays."""
         means, factors = np.ones((K, d)), np.ones((K, d, d))
         cumulative, strata = np.arange(1, K + 1) / K, np.zeros(3, np.int64)
         strata = strata if source.random() < 0.5 else None
@@ -134,9 +134,9 @@ class Compiled:
 
     def _sample(self, source):
         B, n, d, K = source.choice((0, 1, 70)), source.choice((0, 1, 5)), source.choice((1, 4)), source.choice((1, 2))
-        is_gram, (place, kept) = source.random() < 0.5, self._source(source, d, n, K)
+        is_gram, (source_tuple, kept) = source.random() < 0.5, self._source(source, d, n, K)
         task = np.ones(B, np.int64)
-        arguments = {**self._common(source), "source": place, "batch": B}
+        arguments = {**self._common(source), "source": source_tuple, "batch": B}
         if source.random() < 0.3:
             call = Call("sample_tasks", {**arguments, "task": task.ctypes.data}, [task], kept)
         else:
@@ -169,7 +169,7 @@ class Compiled:
         return Call("box_muller", arguments, [out], words)
 
     def _change(self, source, call, name):
-        """Make an argument wrong, where that is possible without more memory than there is."""
+        """Make an argument wrong, unless the call would then need more memory than the machine has."""
         value, wrong = call.arguments[name], True
         if name in {"float64", "is_gram", "flags", "seed", "offset", "freedom"}:
             return
@@ -202,7 +202,7 @@ class Compiled:
         call.arguments[name], call.wrong = value, call.wrong or wrong
 
     def _change_source(self, source, value):
-        sizes, _, addresses, place = value
+        sizes, _, addresses, counter = value
         kind = source.randrange(4)
         if kind == 0:
             sizes[source.randrange(3)] = source.choice(ABSURD)
@@ -211,4 +211,4 @@ class Compiled:
         elif kind == 2:
             addresses[0] = source.choice((0, addresses[0] + 1))  # means, which the factors need
         else:
-            place[source.choice((2, 3))] = source.choice((1 << 24, 1 << 32, (1 << 64) - 1))
+            counter[source.choice((2, 3))] = source.choice((1 << 24, 1 << 32, (1 << 64) - 1))

@@ -1,5 +1,5 @@
-"""What a fuzzer finds."""
+"""The error of a fuzzer."""
 
 
 class Find(Exception):
-    """An error that does not say what it is about, or none where there should be one."""
+    """An error message that names nothing, or a missing error."""

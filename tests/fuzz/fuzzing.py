@@ -1,10 +1,10 @@
-"""A fuzzer: every reader of files, and calls of the ops, on inputs that are made from seeds.
+"""Fuzz every file reader and the ops, on inputs made from a seed.
 
     python tests/fuzz/fuzzing.py --executions 1000000 --seed 0
     python tests/fuzz/fuzzing.py --atheris checkpoint -runs=100000      # guided by coverage, where atheris is installed
 
-A target takes bytes. It may raise what it says it raises, with a message that names the file or the argument; anything
-else, a crash above all, is a find, and the bytes are printed.
+A target takes bytes. It may raise its documented errors, with a message that names the file or the argument. Anything
+else, above all a crash, is a find: the fuzzer prints the bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastlin.figures import panel_files, status
 from fastlin.training import checkpoint, record
 from fastlin.training.record import Folder, ended
 
-# What the formats are made of, and what their readers may stumble over.
+# Words of the file formats, and words that may break their readers.
 WORDS = (
     b'NaN -Infinity 1e999 -0 9223372036854775808 true null "" [] {} [[ { "__metadata__" "dtype" "F32" "F64" "I64" '
     b'"BOOL" "F4" "F6_E2M3" "F8_E8M0" "C64" "shape" "data_offsets" \ud800 inf nan 0x7fffffffffffffff 1979-05-27 [a] = '
@@ -44,7 +44,7 @@ WORDS = (
 
 
 def mutated(data, source):
-    """Bytes that differ a little, or a lot."""
+    """Bytes with one to sixteen random changes."""
     data = bytearray(data)
     for _ in range(source.choice((1, 1, 1, 2, 4, 16))):
         at = source.randrange(len(data) + 1)
@@ -67,10 +67,10 @@ def mutated(data, source):
 
 
 class Reader:
-    """A reader of a file, with files that it reads."""
+    """A file reader, with valid files."""
 
-    def __init__(self, place, name, corpus, read, errors=(FileError,)):
-        self.path, self.corpus, self._read, self._errors = place / name, corpus, read, errors
+    def __init__(self, workdir, name, corpus, read, errors=(FileError,)):
+        self.path, self.corpus, self._read, self._errors = workdir / name, corpus, read, errors
 
     def __call__(self, data):
         self.path.write_bytes(data)
@@ -82,7 +82,7 @@ class Reader:
 
 
 class Crafted(Reader):
-    """The same on files of tensors whose checksum is right, whatever their description is."""
+    """A reader of tensor files with a valid checksum and any description."""
 
     def __call__(self, data):
         try:
@@ -94,23 +94,23 @@ class Crafted(Reader):
 
 
 def restored(path):
-    """A checkpoint, as a run takes it."""
+    """Restore a checkpoint, like a run."""
     folder = Folder.__new__(Folder)
     folder.path, folder._config, folder._file = path.parent, {}, None
     found = folder.restore()
     assert found is not None
-    with suppress(KeyError, TypeError, ValueError):  # which `train` turns into an error that names the folder
+    with suppress(KeyError, TypeError, ValueError):  # `train` turns these into an error that names the folder
         checkpoint.restore(*found[:2])
 
 
 def readers():
-    """Every reader of a file, by name."""
-    place = Path(tempfile.mkdtemp(prefix="fastlin-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    """Every file reader, by name."""
+    workdir = Path(tempfile.mkdtemp(prefix="fastlin-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     tensors = {"a": torch.ones(3, 2), "b": torch.zeros((), dtype=torch.float64), "c": torch.arange(4)}
     state = {"dict": [["step", 3], ["model", {"dict": [["a", {"tensor": "a"}]]}]]}
     position = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
     description = {"config": hashlib.sha256(b"{}").hexdigest(), "records": position, "state": state}
-    _tensors.write(place / "checkpoint", "checkpoint", description, tensors)
+    _tensors.write(workdir / "checkpoint", "checkpoint", description, tensors)
     run = {"kind": "fastlin run", "version": 1, "config": {"n": 3}, "backend": "cpu", "info": {}}
     result = {
         **{name: [1.5, None] for name in ("risk", "risk_error", "tail", "typical")},
@@ -143,8 +143,8 @@ def readers():
     outcome = {"row": {"risk": 1.5}, "seconds": 1.5, "error": None, "warnings": ["w"]}
 
     def sealed(value):
-        write_json(place / "json", value)
-        return [(place / "json").read_bytes(), json.dumps(value).encode()]
+        write_json(workdir / "json", value)
+        return [(workdir / "json").read_bytes(), json.dumps(value).encode()]
 
     def read_run(path):
         folder = Folder.__new__(Folder)
@@ -156,29 +156,31 @@ def readers():
         ended(path.parent)
 
     for name in ("run", "result", "checkpoints", "crafted"):
-        (place / name).mkdir()
+        (workdir / name).mkdir()
     configs = [path.read_bytes() for path in sorted(set(settings.shipped().values()))]
     configs.append(
         b'name = "x"\ndimension = 2\nmeans = [1, [0, 1]]\ncovariances = [1, [[1, 0], [0, 1]]]\nweights = [0.5, 0.5]\n'
         b"noise_std = 0.5\nfeature_cov = [1, 2]\ncontext_lengths = [1, 2]\n"
     )
-    whole = (place / "checkpoint").read_bytes()
+    whole = (workdir / "checkpoint").read_bytes()
     records = b'{"step": 1, "loss": [1.5, null]}\n{"step": 2, "loss": [1.5, null]}\n{"step": 3'
     return {
-        "config": Reader(place, "own.toml", configs[-1:] * 4 + configs, settings.load, (settings.ConfigError,)),
-        "checkpoint": Reader(place, "checkpoints/checkpoint.safetensors", [whole], restored),
-        "tensors": Reader(place, "model.safetensors", [whole], lambda path: _tensors.read(path, "checkpoint")),
-        "records": Reader(place, "records.jsonl", [records], status._step, ()),
-        "run": Reader(place, "run/run.json", sealed(run), read_run),
-        "result": Reader(place, "result/result.json", sealed(result), read_result),
-        "panel": Reader(place, "panel.json", sealed(panel), panel_files.read),
-        "outcome": Reader(place, "k.json", sealed(outcome), lambda path: panel_files.outcome_of(path.with_suffix(""))),
-        "crafted": Crafted(place, "crafted/checkpoint.safetensors", [json.dumps(description).encode()], restored),
+        "config": Reader(workdir, "own.toml", configs[-1:] * 4 + configs, settings.load, (settings.ConfigError,)),
+        "checkpoint": Reader(workdir, "checkpoints/checkpoint.safetensors", [whole], restored),
+        "tensors": Reader(workdir, "model.safetensors", [whole], lambda path: _tensors.read(path, "checkpoint")),
+        "records": Reader(workdir, "records.jsonl", [records], status._step, ()),
+        "run": Reader(workdir, "run/run.json", sealed(run), read_run),
+        "result": Reader(workdir, "result/result.json", sealed(result), read_result),
+        "panel": Reader(workdir, "panel.json", sealed(panel), panel_files.read),
+        "outcome": Reader(
+            workdir, "k.json", sealed(outcome), lambda path: panel_files.outcome_of(path.with_suffix(""))
+        ),
+        "crafted": Crafted(workdir, "crafted/checkpoint.safetensors", [json.dumps(description).encode()], restored),
     }
 
 
 class Calls:
-    """Calls of the ops: of the right form, with a few arguments that are not."""
+    """Calls of the ops, with a few wrong arguments."""
 
     corpus = (bytes(range(48)), bytes(64))
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
@@ -190,10 +192,10 @@ class Calls:
             self._call(source)
         except (ValueError, TypeError, BackendError) as error:
             if ": " not in str(error):
-                raise Find(f"names nothing: {error}") from error
+                raise Find(f"names no argument: {error}") from error
 
     def _tensor(self, source, shape, dtype, wrong):
-        """Of a shape, or of another, in some layout and with some values."""
+        """A tensor in a random layout, sometimes with a wrong shape or dtype."""
         shape = list(shape)
         if source.random() < wrong:
             kind = source.randrange(4)
@@ -256,13 +258,13 @@ class Calls:
 
 
 def targets():
-    """Everything that is fuzzed, with its share of the executions."""
+    """All targets, with their shares of the executions."""
     found = {name: (reader, 3 if name == "config" else 12) for name, reader in readers().items()}
     return {**found, "calls": (Calls(), 12), "compiled": (Compiled(), 12)}
 
 
 def fuzz(name, target, executions, seed):
-    """Run a target on as many inputs as told."""
+    """Run a target on `executions` inputs."""
     source = random.Random(f"{name} {seed}")
     for i in range(executions):
         data = source.choice(target.corpus)
@@ -275,7 +277,7 @@ def fuzz(name, target, executions, seed):
 
 
 def guided(name, options):
-    """Fuzz one target by atheris, which sees what the readers do with its inputs."""
+    """Fuzz one target with atheris, guided by the coverage of the readers."""
     import atheris
 
     for module in (_files, _tensors, checkpoint, panel_files, record, settings, status):
@@ -297,7 +299,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--executions", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--atheris", metavar="TARGET", help="that one, by atheris, with the options that it takes")
+    parser.add_argument("--atheris", metavar="TARGET", help="fuzz this target with atheris; further options go to it")
     options, rest = parser.parse_known_args()
     if options.atheris:
         guided(options.atheris, rest)

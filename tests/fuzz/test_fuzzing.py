@@ -1,4 +1,4 @@
-"""The fuzzer for a moment, in a process that a crash would end; `docs/faults.md` has a run of a million executions."""
+"""A short run of the fuzzer, in its own process in case of a crash; `docs/verification.md` has a long one."""
 
 import subprocess
 import sys

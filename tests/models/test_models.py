@@ -1,4 +1,4 @@
-"""Models: what their raw parameters are to the ops, how they are filled, and that training asks no closed form."""
+"""Models: from raw parameters to those of the ops and back, gradients, and training without closed forms."""
 
 import copy
 import dataclasses
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, relative_error
-from model_cases import BIASED, MIX, MODELS, PLACE, N, build, literal_loss
+from support.model_cases import BIASED, MIX, MODELS, PLACE, N, build, literal_loss
+from support.op_cases import DOUBLE, assert_close, relative_error
 
 import fastlin as fl
 from fastlin import theory
@@ -154,7 +154,7 @@ def test_prompts_are_one_or_one_for_each_task(name):
 
 @pytest.mark.parametrize("name", ["reduced, one prompt", "full, one prompt", "stack 2, one prompt"])
 def test_one_prompt_has_the_gradients_of_all_tasks(name):
-    """It is the model of a prompt for each task, with the sum of their gradients."""
+    """A shared prompt is that of equal prompts per task, with the sum of their gradients."""
     model = build(name, t=2)
     twin = copy.deepcopy(model)
     twin.shape = dataclasses.replace(model.shape, task_prompts=True)
@@ -203,7 +203,7 @@ def test_reduced_form(name, source, H, t):
 
 
 def test_reduced_with_an_entry_is_a_product():
-    """A token [p; s] and a token [s p; 1] are one to the reduced model; the entry scales the vector."""
+    """The reduced model treats tokens [p; s] and [s p; 1] alike; the entry scales the vector."""
     model = build("reduced", units="literal")
     with torch.no_grad():
         model.p[..., -1] = 3.0
@@ -331,7 +331,7 @@ def zeros(*shape):
     ],
 )
 def test_wrong_loads(name, sizes, change, message):
-    """Errors name the argument; nothing is stretched over tokens or heads, which would change the predictor."""
+    """Errors name the argument; nothing is broadcast over tokens or heads, which would change the predictor."""
     model = build(name, **sizes)
     p, W, v = theory.joint(MIX, N).attention()
     with pytest.raises((ValueError, TypeError), match=message):
@@ -362,7 +362,7 @@ def test_training_never_calls_a_closed_form(name, preset, monkeypatch):
         seen.append(prompts)
         return torch.ones(2), torch.zeros(2)
 
-    loop.judge = SimpleNamespace(on_the_way=risk, optimum=None)
+    loop.judge = SimpleNamespace(current=risk, optimum=None)
     loop.run()
     assert seen == [False, True]
     assert not torch.equal(model.state_dict()["p"], before["p"])

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
-from model_cases import BIASED, MIX, PLACE, SOFTMAX, N, build
+from support.model_cases import BIASED, MIX, PLACE, SOFTMAX, N, build
+from support.op_cases import DOUBLE, assert_close
 
 import fastlin as fl
 from fastlin.backends import BackendError
@@ -73,7 +73,7 @@ def test_loss_with_weights_and_without_prompts(name):
     bare = model.loss(MIX, N, 12, **PLACE, prompts=False)
     assert_close(bare, literal_loss(model, MIX, N, 12, prompts=False))
     assert not torch.allclose(bare[0], model.loss(MIX, N, 12, **PLACE)[0])
-    # A prompt of zero is a token all the same.
+    # A prompt of zero still counts as a token.
     with torch.no_grad():
         model.p.zero_()
     assert not torch.allclose(bare[0], model.loss(MIX, N, 12, **PLACE)[0])
@@ -129,7 +129,7 @@ def test_large_scores_choose_a_token(dtype):
 
 
 def test_two_heads_come_close_to_linear_attention():
-    """On tokens from which their mean is taken, up to the square of the scores."""
+    """Linear attention on tokens minus their mean, up to the square of the scores."""
     size = 1e-4
     z, q, _, task = MIX.sample(20, 9, **PLACE, dtype=DOUBLE)
     generator = torch.Generator().manual_seed(2)
@@ -174,7 +174,7 @@ def test_trials_with_their_own_data():
 
 
 class Counted:
-    """A source that keeps the size and the offset of what is drawn, and has tokens alone."""
+    """A source of tokens only, which stores the size and offset of each draw."""
 
     m, K = MIX.m, MIX.K
 

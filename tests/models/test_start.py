@@ -1,10 +1,10 @@
-"""The start of a model: of its seed and trial alone, with the sizes that each group is given."""
+"""Initialisation: depends on the seed and the trial alone, with the sizes of each group."""
 
 import itertools
 
 import pytest
 import torch
-from model_cases import MODELS, SOFTMAX, build
+from support.model_cases import MODELS, SOFTMAX, build
 
 from fastlin.models import Start
 
@@ -23,7 +23,7 @@ def test_start_of_a_trial_depends_on_the_seed_and_the_trial_alone(name, distribu
 
 @pytest.mark.parametrize("name", [*MODELS, *SOFTMAX])
 def test_start_statistics(name):
-    """Sizes are standard deviations or bounds, of each group its own, around what is read out."""
+    """Each group has its own standard deviation or bound, around the readout."""
     sizes = {"attention": 0.3, "heads": 0.7, "prompts": 1.5}
     for distribution, readout in (("normal", 0.0), ("uniform", 0.0), ("normal", 2.0)):
         model = build(

@@ -1,4 +1,4 @@
-"""Models in files: they return as they were, and what is not a model is refused."""
+"""Models in files: loading returns what was saved, and other files are refused."""
 
 import pickle
 import re
@@ -6,8 +6,8 @@ import re
 import pytest
 import safetensors
 import torch
-from helpers import DOUBLE
-from model_cases import MIX, MODELS, PLACE, SOFTMAX, N, build
+from support.model_cases import MIX, MODELS, PLACE, SOFTMAX, N, build
+from support.op_cases import DOUBLE
 
 from fastlin import _tensors, models
 

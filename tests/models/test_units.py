@@ -1,9 +1,9 @@
-"""Units: raw parameters that mean the same in whatever units the data are, and those that are taken literally."""
+"""Units: raw parameters independent of the units of the data, and literal ones."""
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close, relative_error
-from model_cases import BIASED, COV, FEATURES, MEANS, MIX, MODELS, PLACE, SOFTMAX, N, build
+from support.model_cases import BIASED, COV, FEATURES, MEANS, MIX, MODELS, PLACE, SOFTMAX, N, build
+from support.op_cases import DOUBLE, assert_close, relative_error
 
 import fastlin as fl
 from fastlin import models, theory
@@ -79,7 +79,7 @@ def test_literal_units():
 
 
 def test_units_of_softmax_attention():
-    """It averages tokens: neither prompts nor scores know how many there are."""
+    """Softmax averages tokens: the units do not depend on n."""
     linear, other = (models.measured(MIX, N, seed=3, stream=9, linear=linear) for linear in (True, False))
     c = N + MIX.m
     assert_close(other.prompt, linear.prompt / c**0.5, 1e-15)

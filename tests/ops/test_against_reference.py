@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import DOUBLE, FORMS, LOSSES, PREDICTIONS, assert_close, check, gradients, make
+from support.op_cases import DOUBLE, FORMS, LOSSES, PREDICTIONS, assert_close, check, gradients, make
 
 import fastlin as fl
 

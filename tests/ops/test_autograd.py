@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
+from support.op_cases import LOSSES, PREDICTIONS, assert_close, gradients, make
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -183,7 +183,7 @@ def test_func_grad_and_hessian(op):
 @pytest.mark.parametrize("op", OPS)
 def test_vmap_over_parameters_is_one_call(op, form, traceable, monkeypatch, calls):
     """A batch of parameters becomes a batch of trials, whatever the backend is made of."""
-    monkeypatch.setattr(eager, "traceable", traceable)
+    monkeypatch.setattr(eager.backend, "traceable", traceable)
     check_vmap_over_parameters(op, form)
     assert calls["_forward"] == (1 if op in PREDICTIONS else 2)
 
@@ -218,7 +218,7 @@ def check_vmap_over_parameters(op, form):
 @pytest.mark.parametrize("traceable", [True, False])
 @pytest.mark.parametrize("op", OPS)
 def test_vmap_over_data(op, traceable, monkeypatch):
-    monkeypatch.setattr(eager, "traceable", traceable)
+    monkeypatch.setattr(eager.backend, "traceable", traceable)
     case = make(op, B=12)
     first = next(iter(case.inputs))
     x, q, y, task = (t.unflatten(0, (3, 4)) for t in (case.inputs[first], case.inputs["q"], case.y, case.task))
@@ -267,7 +267,7 @@ def test_backward_through_vmap():
 @pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("traceable", [True, False])
 def test_vmap_of_gram(traceable, monkeypatch):
-    monkeypatch.setattr(eager, "traceable", traceable)
+    monkeypatch.setattr(eager.backend, "traceable", traceable)
     case = make("predict", B=6)
     z, q, p = (case.inputs[name] for name in "zqp")
     batches = z.unflatten(0, (2, 3)), q.unflatten(0, (2, 3)), case.task.unflatten(0, (2, 3))
@@ -350,7 +350,7 @@ def forward_results(case, module):
 @pytest.mark.parametrize("op", OPS)
 def test_forward_mode_against_the_reference(op, traceable, monkeypatch):
     """Also over itself, where an autograd.Function would give a silent zero, and whatever the backend is made of."""
-    monkeypatch.setattr(eager, "traceable", traceable)
+    monkeypatch.setattr(eager.backend, "traceable", traceable)
     for form in ({}, {"shared_head": True, "t": None}):
         case = make(op, **{**SMALL, **form})
         assert_close(forward_results(case, fl), forward_results(case, fl.reference))

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import LOSSES, assert_close, make
+from support.op_cases import LOSSES, assert_close, make
 
 import fastlin as fl
 

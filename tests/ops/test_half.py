@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_close, make
+from support.op_cases import assert_close, make
 
 import fastlin as fl
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
+from support.op_cases import LOSSES, PREDICTIONS, assert_close, gradients, make
 
 import fastlin as fl
 

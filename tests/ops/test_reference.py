@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import DOUBLE, LOSSES, assert_close, make
+from support.op_cases import DOUBLE, LOSSES, assert_close, make
 
 import fastlin as fl
 

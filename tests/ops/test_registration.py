@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from helpers import LOSSES, PREDICTIONS, assert_close, gradients, make
+from support.op_cases import LOSSES, PREDICTIONS, assert_close, gradients, make
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 import fastlin as fl
-from fastlin.backends.problem import Options
-from fastlin.ops._call import LETTERS
+from fastlin.backends.problem import LETTERS, Options
 
 FORMS = [{}, {"R": 2}, {"R": 2, "H": 2, "see_query": True}, {"shared_head": True, "t": None}]
 NAMED = [("eager", form) for form in FORMS] + [("cpu", FORMS[0]), ("cpu", FORMS[2])]
@@ -50,13 +49,18 @@ def test_opcheck_with_unknown_tasks(op):
     opcheck(torch.ops.fastlin.loss, flat(case, (case.y, None, ""), tasks=-1))
 
 
+def flat_gram(z, p=None, task=None, q=None, *, tasks, see_query=False, check_finite=False, backend="auto"):
+    options = Options("gram", tasks, 1.0, 0.0, 1.0, see_query, check_finite, backend)
+    return (z, q, task, p, *[None] * 5, *options)
+
+
 @pytest.mark.parametrize("R", [None, 2])
 def test_opcheck_gram(R):
     case = make("predict", R=R).differentiable()
     z, q, p = (case.inputs[name] for name in "zqp")
     for backend in ("auto", "eager"):
-        opcheck(torch.ops.fastlin.gram, (z, p, case.task, q, 3, False, backend))
-    opcheck(torch.ops.fastlin.gram, (z, None, None, None, -1, True, "cpu"))
+        opcheck(torch.ops.fastlin.gram, flat_gram(z, p, case.task, q, tasks=3, see_query=True, backend=backend))
+    opcheck(torch.ops.fastlin.gram, flat_gram(z, tasks=-1, check_finite=True, backend="cpu"))
 
 
 @pytest.fixture
@@ -264,5 +268,5 @@ def test_vmap_of_registered_gram():
     case = make("predict", B=6)
     z, q, p = (case.inputs[name] for name in "zqp")
     data = (z.unflatten(0, (2, 3)), case.task.unflatten(0, (2, 3)), q.unflatten(0, (2, 3)))
-    found = torch.vmap(lambda z, k, q: torch.ops.fastlin.gram(z, p, k, q, 3, False, "auto"))(*data)
+    found = torch.vmap(lambda z, k, q: torch.ops.fastlin.gram(*flat_gram(z, p, k, q, tasks=3, see_query=True)))(*data)
     assert_close(found.flatten(0, 1), fl.reference.gram(z, p, case.task, q, see_query=True))

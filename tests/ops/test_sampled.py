@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
+from support.op_cases import DOUBLE, assert_close
 
 import fastlin as fl
 

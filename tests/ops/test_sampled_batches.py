@@ -5,8 +5,18 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
-from sampled_cases import AT, DTYPES, SOURCES, assert_equal_to_kept, differentiable, kept, parameters, results, sampled
+from support.op_cases import DOUBLE, assert_close
+from support.sampled_cases import (
+    AT,
+    DTYPES,
+    SOURCES,
+    assert_equal_to_kept,
+    differentiable,
+    kept,
+    parameters,
+    results,
+    sampled,
+)
 
 import fastlin as fl
 from fastlin.backends import cpu
@@ -26,9 +36,9 @@ def test_large_batches_are_summed_in_pieces(name, op, dtype, monkeypatch):
     for weight in (None, [1.0 / source.K] * source.K):
         call = sampled(op, source, 9, 530, weight=weight)
         given = differentiable(parameters(source, op, R=3), dtype)
-        monkeypatch.setattr(cpu.kernels, "piece", 1 << 18)
+        monkeypatch.setattr(cpu.backend, "piece", 1 << 18)
         whole = results(call, given)
-        monkeypatch.setattr(cpu.kernels, "piece", 100)
+        monkeypatch.setattr(cpu.backend, "piece", 100)
         found = results(call, given)
         for key, value in whole.items():
             assert_close(found[key], value, (1 if "d" not in key else 10) * 265 * torch.finfo(dtype).eps, key)
@@ -39,7 +49,7 @@ def test_large_batches_are_summed_in_pieces(name, op, dtype, monkeypatch):
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_of_per_task_losses_in_pieces(op, monkeypatch):
-    monkeypatch.setattr(cpu.kernels, "piece", 40)
+    monkeypatch.setattr(cpu.backend, "piece", 40)
     assert_equal_to_kept(op, "mixture", DOUBLE, 9, 150, {"R": 2}, {}, per_task=True)
 
 
@@ -48,7 +58,7 @@ def test_gradients_of_per_task_losses_in_pieces(op, monkeypatch):
 @pytest.mark.parametrize("op", OPS)
 def test_any_number_of_threads_has_the_same_bits(op, dtype, monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(cpu.kernels, "piece", 1500)
+    monkeypatch.setattr(cpu.backend, "piece", 1500)
     for name in ("everything", "300 tasks"):
         given = differentiable(parameters(SOURCES[name], op, R=2), dtype)
         try:
@@ -70,7 +80,7 @@ def test_another_default_device(call, monkeypatch):
     given = parameters(source, "sampled_loss")
     loss = kept("sampled_loss", source, 9, 100, DOUBLE) if call == "kept" else sampled("sampled_loss", source, 9, 100)
     if call == "pieces":
-        monkeypatch.setattr(cpu.kernels, "piece", 30)
+        monkeypatch.setattr(cpu.backend, "piece", 30)
     expected = loss(**given)
     with torch.device("meta"):
         found = loss(**given)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import DOUBLE, INSTRUCTION_SETS, assert_close
-from sampled_cases import (
+from support.op_cases import DOUBLE, INSTRUCTION_SETS, assert_close
+from support.sampled_cases import (
     AT,
     DTYPES,
     SOURCES,
@@ -114,7 +114,7 @@ def test_forward_alone_has_the_same_bits(op, instruction_set):
     assert all(value.requires_grad for value in expected)
     with torch.no_grad():
         found = call(**given)
-    assert cpu.last_kernel.startswith(f"{instruction_set} float32 sampled")
+    assert cpu.backend.last_kernel.startswith(f"{instruction_set} float32 sampled")
     for a, b in zip(found, expected, strict=True):
         assert not a.requires_grad
         assert torch.equal(a, b)
@@ -178,7 +178,7 @@ def test_numbers_that_are_not_finite(op, names, instruction_set):
         assert sampled(op, source, 9, 50)(**given)[0].isnan()
     loss, _ = sampled(op, source, 9, 50, check_finite=True)(**parameters(source, op))
     assert loss.isfinite()
-    assert cpu.last_kernel.startswith(f"{instruction_set} float64 sampled")
+    assert cpu.backend.last_kernel.startswith(f"{instruction_set} float64 sampled")
 
 
 def test_instruction_sets_agree():
@@ -189,6 +189,6 @@ def test_instruction_sets_agree():
         with cpu.using(label):
             given = differentiable(parameters(source, "sampled_loss", R=2), DOUBLE)
             found.append(results(sampled("sampled_loss", source, 9, 300, backend="cpu"), given))
-            assert cpu.last_kernel.split()[0] == label
+            assert cpu.backend.last_kernel.split()[0] == label
     for other in found[1:]:
         assert_close(list(other.values()), list(found[0].values()), 1e-12)

@@ -1,10 +1,13 @@
 """Sources that are not as they were made: subclasses with a way of their own, replaced and changed arrays."""
 
+import re
+
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
+from support.op_cases import DOUBLE, assert_close
 
 import fastlin as fl
+from fastlin import backends
 from fastlin.backends import cpu
 
 EYE = torch.eye(3, dtype=DOUBLE)
@@ -46,9 +49,9 @@ def test_a_subclass_draws_in_its_own_way_on_every_backend(kind):
 
 
 def test_a_subclass_that_changes_nothing_of_it_is_served_by_the_kernel(monkeypatch):
-    monkeypatch.setattr(cpu, "last_kernel", None)
+    monkeypatch.setattr(cpu.backend, "last_kernel", None)
     found = fl.sampled_loss(mixture(Named), 5, 40, None, W, v, **AT)
-    assert cpu.last_kernel.endswith("float64 sampled")
+    assert cpu.backend.last_kernel.endswith("float64 sampled")
     assert_close(found, fl.sampled_loss(mixture(), 5, 40, None, W, v, **AT), 0.0)
 
 
@@ -120,3 +123,74 @@ def test_steps_are_not_compiled_one_by_one():
     assert made[0] > 0
     assert made[2] == made[-1]
     torch._dynamo.reset()
+
+
+class OwnSource:
+    """A source with `sample` alone; `change` edits what it draws."""
+
+    K, m = 2, 4
+
+    def __init__(self, change=lambda batch: batch):
+        self.change = change
+
+    def sample(self, batch, n, **options):
+        return self.change(mixture().sample(batch, n, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_tasks_of_a_source_may_be_any_integers(backend, dtype):
+    source = OwnSource(lambda batch: (*batch[:3], batch[3].to(dtype)))
+    found = fl.sampled_loss(source, 5, 40, None, W, v, **AT, backend=backend)
+    assert_close(found, fl.sampled_loss(OwnSource(), 5, 40, None, W, v, **AT, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda b: tuple(t.float() if t.is_floating_point() else t for t in b), TypeError, "W has dtype torch.float64"),
+        (lambda b: (b[0], b[1][:3], *b[2:]), ValueError, "q has shape (3, 4)"),
+        (lambda b: (*b[:3], None), ValueError, "task is None"),
+        (lambda b: (*b[:3], b[3] + 1), ValueError, "task holds the index 2"),
+        (lambda b: (b[0] * torch.nan, *b[1:]), ValueError, "z holds 800 values that are not finite"),
+    ],
+    ids=["dtype", "rows", "no task", "task index", "not finite"],
+)
+def test_what_a_source_draws_is_checked(backend, change, error, message):
+    with pytest.raises(error, match=re.escape("the data that mix draws do not fit: prompt_loss: " + message)):
+        fl.sampled_loss(OwnSource(change), 5, 40, None, W, v, **AT, backend=backend, check_finite=True)
+
+
+def test_drawn_gram_matrices_are_checked():
+    class NotFinite(fl.TaskMixture):
+        def sample_gram(self, *args, **options):
+            G, *others = super().sample_gram(*args, **options)
+            return G / 0, *others
+
+    with pytest.raises(ValueError, match="gram_loss: G holds"):
+        fl.sampled_loss(mixture(NotFinite), 5, 40, None, W, v, **AT, check_finite=True)
+
+
+def test_an_infinite_gradient_of_an_absent_task_is_no_wrong_weight():
+    source = mixture().reweighted([1.0, 0.0])
+    leaf = W.clone().requires_grad_()
+    _, per_task = fl.sampled_loss(source, 5, 40, None, leaf, v, **AT, check_finite=True)
+    per_task.sqrt().sum().backward()
+    first = fl.sampled_loss(source, 5, 40, None, leaf, v, **AT)[1][0]
+    assert_close(leaf.grad, torch.autograd.grad(first.sqrt(), leaf)[0])
+
+
+def test_a_source_of_inference_mode_can_be_trained_on():
+    with torch.inference_mode():
+        source = mixture()
+    leaf = W.clone().requires_grad_()
+    fl.sampled_loss(source, 5, 40, None, leaf, v, **AT)[1].square().sum().backward()
+    assert leaf.grad.isfinite().all()
+
+
+def test_a_backend_that_does_not_draw_may_come_later(monkeypatch):
+    expected = fl.sampled_loss(mixture(), 5, 40, None, W, v, **AT)
+    monkeypatch.setitem(backends.ORDER, "cpu", ())
+    backends.resolve.cache_clear()
+    assert_close(fl.sampled_loss(mixture(), 5, 40, None, W, v, **AT), expected)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import DOUBLE
-from sampled_cases import SOURCES, differentiable, parameters, sampled
+from support.op_cases import DOUBLE
+from support.sampled_cases import SOURCES, differentiable, parameters, sampled
 
 import fastlin as fl
 from fastlin.backends import cpu
@@ -94,4 +94,4 @@ def test_optimisers_go_down(make, op, dtype, stream, any_backend):
     after = test_loss()
     assert after.isfinite().all()
     assert (after < before).all()
-    assert (cpu.last_kernel is None) == (any_backend != "cpu")
+    assert (cpu.backend.last_kernel is None) == (any_backend != "cpu")

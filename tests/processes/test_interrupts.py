@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import visible
-from helpers import make
-from training_runs import TOML
+from support.folders import visible
+from support.op_cases import make
+from support.training_runs import TOML
 
 import fastlin as fl
 from fastlin import cli, plots

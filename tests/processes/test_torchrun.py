@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-import team_runs
 import torch
-from helpers import DOUBLE
-from training_runs import TOML, assert_same, records, same
+from support import team_runs
+from support.op_cases import DOUBLE
+from support.training_runs import TOML, assert_same, records, same
 
 import fastlin as fl
 

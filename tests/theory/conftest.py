@@ -26,7 +26,7 @@ def spd(d: int, generator: torch.Generator, floor: float = 0.2) -> Tensor:
 
 
 def draw(seed: int, d: int = 3, K: int = 2, noise_std: float = 0.7) -> fl.TaskMixture:
-    """A mixture in which nothing commutes."""
+    """A mixture in which no matrices commute."""
     g = torch.Generator().manual_seed(seed)
     weights = 0.2 + torch.rand(K, generator=g, dtype=torch.float64)
     return fl.TaskMixture(
@@ -56,7 +56,7 @@ def golden() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def paper() -> dict[str, fl.TaskMixture]:
-    """The printed experiments that have reference values, and the problem in which nothing commutes."""
+    """The paper's experiments with reference values, and a problem in which no matrices commute."""
     one, eye = torch.ones(10, dtype=torch.float64), torch.eye(10, dtype=torch.float64)
     star = torch.diag(torch.tensor([0.9, *(0.9**-i for i in range(1, 10))], dtype=torch.float64))
 

@@ -15,7 +15,7 @@ def as_tensor(x):
 
 
 def random_problem(seed, d=4):
-    """A family with nothing special about it, a task, and a full covariance."""
+    """A generic member of the family, a task, and a full covariance."""
     g = torch.Generator().manual_seed(seed)
     v_x, theta = (torch.randn(d, generator=g, dtype=torch.float64) for _ in range(2))
     v, q = torch.randn(2, generator=g, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_error_is_differentiable_in_every_field(n):
 
     assert torch.autograd.gradcheck(loss, (*fields, theta))
     loss(*fields, theta).backward()
-    assert (n == 0) == (float(fields[1].grad) == 0.0)  # the label is not seen without shots
+    assert (n == 0) == (float(fields[1].grad) == 0.0)  # without shots no label is in the context
     assert all(x.grad.all() for x in (fields[0], fields[2], fields[3]))
 
 
@@ -183,7 +183,7 @@ def test_pretraining_with_a_singular_prior_and_its_limit():
 
 
 @pytest.mark.parametrize("noise_var", [0.0, 0.7])
-def test_few_shots_help_from_the_threshold_on(noise_var):
+def test_few_shots_help_above_the_threshold(noise_var):
     _, theta, cov = random_problem(7, 5)
     family = ff.pretrained(5, None, cov, noise_var)
     threshold = float(ff.threshold_shots(theta, cov, noise_var))
@@ -311,7 +311,7 @@ def test_auxiliary_optimum_is_stationary(weight, n):
         assert float(c.detach()) == pytest.approx(float(ff.best_scalar(theta0, theta0, n, cov, s2)), rel=1e-12)
 
 
-def test_auxiliary_step_costs_what_it_says():
+def test_auxiliary_step_effect_is_exact():
     _, theta0, cov = random_problem(18)
     family, s2, step = ff.value_tuned(theta0, 1.0, None, cov, 0.3), 0.3, 0.02
     v_x = family.v_x.clone().requires_grad_()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DOUBLE
+from support.op_cases import DOUBLE
 
 import fastlin as fl
 from fastlin.theory import forgetting as ff
@@ -29,15 +29,15 @@ def test_members_of_the_family_have_its_error(n):
         0.5 * torch.randn(D, generator=g, dtype=DOUBLE), 0.7, 0.4, 0.4 * torch.randn(D, D, generator=g, dtype=DOUBLE)
     )
     tasks = torch.stack([theta, -theta, 2.0 * theta.flip(0)])
-    found = ff.attention_error(*family.attention(), tasks, n, cov=cov, noise_var=0.3)
-    torch.testing.assert_close(found, ff.error(family, tasks, n, cov, 0.3), rtol=1e-12, atol=0.0)
+    errors = ff.attention_error(*family.attention(), tasks, n, cov=cov, noise_var=0.3)
+    torch.testing.assert_close(errors, ff.error(family, tasks, n, cov, 0.3), rtol=1e-12, atol=0.0)
 
 
 def simulated(source, n, W, v, p, **options):
-    own = None if p is None else p[:, None]
+    prompts = None if p is None else p[:, None]
     losses = torch.stack(
         [
-            fl.sampled_loss(source, n, SIZE, own, W, v[:, :, None], seed=5, step=i, scale=1 / (n + 1), **options)[0]
+            fl.sampled_loss(source, n, SIZE, prompts, W, v[:, :, None], seed=5, step=i, scale=1 / (n + 1), **options)[0]
             for i in range(BATCHES)
         ]
     )
@@ -54,7 +54,7 @@ def test_any_model_against_simulation(n, see_query, prompts):
     mean, error = simulated(source, n, W, v, p, see_query=see_query)
     exact = ff.attention_error(W, v, theta, n, p=p, cov=cov, noise_var=0.3, see_query=see_query)
     assert ((mean - exact).abs() < 5 * error).all()
-    # Tight enough to see a term that is missing.
+    # Small enough to detect a missing term.
     assert (error < 0.02 * exact).all()
 
 
@@ -131,6 +131,6 @@ def test_averages_over_tasks_against_simulation(kind):
     ],
 )
 def test_wrong_arguments_are_named(changes, message):
-    given = {"W": torch.zeros(5, 5), "v": torch.zeros(5), "theta": torch.zeros(3), "n": 2, **changes}
+    arguments = {"W": torch.zeros(5, 5), "v": torch.zeros(5), "theta": torch.zeros(3), "n": 2, **changes}
     with pytest.raises(ValueError, match="^" + message):
-        ff.attention_error(**given)
+        ff.attention_error(**arguments)

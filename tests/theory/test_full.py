@@ -12,7 +12,7 @@ from fastlin import theory
 
 
 def parameters(mix, seed, t=2, R=None, H=None, size=0.3):
-    """Random p, W, v in the shape that R and H ask for."""
+    """Random p, W, v, with R trials and H attention heads if given."""
     g = torch.Generator().manual_seed(seed)
     m, K = mix.d + 1, mix.K
     trials = () if R is None else (R,)
@@ -58,7 +58,7 @@ def loss_by_cubature(mix, n, p, W, v, scale):
 
 
 def simulated_errors(mix, n, p, W, v, scale, size, seed):
-    """Squared errors (size,) of attention over literal tokens; the mask keeps the last, the query, out."""
+    """Squared errors (size,) of attention over literal tokens; the mask excludes the last, which is the query."""
     rng = np.random.default_rng(seed)
     d, t = mix.d, p.shape[1]
     k = rng.choice(mix.K, size=size, p=mix.weights.numpy())
@@ -191,7 +191,7 @@ def test_wrong_arguments_are_named(random_mixture):
 
 
 def prompts_for(c, W, v):
-    """Prompt tokens (K, 1, m) whose share of the prediction is x'c_k; c (K, d), W (m, m), v (K, m)."""
+    """Prompt tokens (K, 1, m) that add x'c_k to the prediction; c (K, d), W (m, m), v (K, m)."""
     d = c.shape[1]
     N, w = W[:d, :d], W[:d, d]
     r, u = torch.linalg.solve(N, c.mT).mT, torch.linalg.solve(N, w)
@@ -200,7 +200,7 @@ def prompts_for(c, W, v):
 
 
 def descend(loss, start, tolerance=1e-6):
-    """BFGS from `start`, a list of tensors; every variable is in units of its start's own size."""
+    """BFGS from `start`, a list of tensors; each variable is scaled by the size of its start."""
     sizes = [x.numel() for x in start]
     units = torch.cat([x.abs().max().clamp(min=1e-3).expand(x.numel()) for x in start])
 

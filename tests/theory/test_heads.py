@@ -189,12 +189,12 @@ def test_heads_can_do_better_than_debiased_descent(mixture, n, decoupled, reache
     assert theory.heads_lower_bound(mix, n).loss < best < start.loss - 1e-4
 
 
-def test_a_task_that_the_context_cannot_tell_from_noise_wants_no_head(mixture):
+def test_a_task_without_signal_needs_a_zero_head(mixture):
     covariances = torch.stack([torch.eye(2), torch.zeros(2, 2)])
     mix = mixture([[1.0, 2.0], [0.5, -1.0]], covariances, [0.5, 0.5], 0.5)
     with pytest.raises(ValueError, match="head of size zero"):
         theory.scaled_heads(mix, 4)
-    # the silent task costs its noise alone, the other one is a problem of its own
+    # The task without signal costs its noise; the other one is a separate problem.
     other = mixture([[1.0, 2.0]], torch.eye(2)[None], [1.0], 0.5)
     assert theory.heads_lower_bound(mix, 4).loss == pytest.approx(0.5 * 0.25 + 0.5 * theory.decoupled(other, 4).loss)
 
@@ -205,7 +205,7 @@ def test_bound_is_a_number_and_has_a_loss(random_mixture):
 
 
 def test_wide_problems_on_several_threads(mixture):
-    """d = 200, where torch's batched solve is wrong on more than one thread: every task alone has the bound's share."""
+    """d = 200, where torch's batched solve is wrong on several threads. The bound is a sum over tasks."""
     d, n = 200, 7
     generator = torch.Generator().manual_seed(0)
     roots = torch.randn(2, d, d, generator=generator, dtype=torch.float64)

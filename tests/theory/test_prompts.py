@@ -222,7 +222,7 @@ def test_gap_limits(random_mixture, noise_std):
     n = 10**6
     mix = random_mixture(11, d=4, K=3, noise_std=noise_std)
     plain, tuned, joint, decoupled = (f(mix, n).loss for f in list(OPTIMA.values())[:4])
-    # noise puts s2 under gaps of 1/n^2, so that only eps s2 n^2 of them is left
+    # With noise a loss is near s2, so a gap of order 1/n^2 has a relative error of eps s2 n^2.
     floor = 4 * np.finfo(float).eps * noise_std**2 * n**2
     limits = theory.gap_limits(mix)
     assert limits.plain_fine_tuned == pytest.approx(n**2 * (plain - tuned), rel=1e-3, abs=floor)

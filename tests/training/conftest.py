@@ -2,7 +2,7 @@ import functools
 import json
 
 import pytest
-from training_runs import EVALUATION_BATCH, Forker, train
+from support.training_runs import EVALUATION_BATCH, Forker, train
 
 from fastlin import plots
 from fastlin.training import judge
@@ -10,7 +10,7 @@ from fastlin.training import judge
 
 @pytest.fixture(scope="module")
 def small_evaluations():
-    """Risks of stacks are taken on small samples."""
+    """Sample the risks of stacks on few sequences."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(judge, "_EVALUATION_BATCH", EVALUATION_BATCH)
         yield
@@ -27,7 +27,7 @@ def forker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run that nothing stopped, by its arguments; each is made once."""
+    """An uninterrupted run by its arguments, trained once per session."""
 
     @functools.cache
     def run(given):

@@ -1,4 +1,4 @@
-"""One description of a run: what `fl.train`, the command line and the folder say of it are its fields."""
+"""`fl.train`, the command line and the run's folder all use the fields of `RunConfig`."""
 
 import dataclasses
 import inspect
@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from training_configs import ALTERNATIVES, KINDS, MIX, config_of
+from support.training_configs import ALTERNATIVES, KINDS, MIX, config_of
 
 import fastlin as fl
 from fastlin import cli
@@ -17,14 +17,14 @@ from fastlin.training.presets import PRESETS
 from fastlin.training.regimes import REGIMES
 
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
-# Keywords of `fl.train` that are about this call, and not about the run.
+# Keywords of `fl.train` that belong to the call, not to the run.
 OF_THE_CALL = {"after", "out", "resume", "progress", "checkpoint_seconds"}
 TASK = fl.FixedTask([1.0, 0.0, 2.0], noise_std=0.3, bias=True)
 BIASED = fl.SphereTasks(3, noise_std=0.3, bias=True)
 
 
 def test_keywords_of_train_are_fields():
-    """Those that it names have the fields' defaults; None where the preset decides. All others go by name."""
+    """Named keywords have the defaults of the fields, or None where the preset decides; the rest are **fields."""
     signature = inspect.signature(fl.train).parameters
     named = {name: p for name, p in signature.items() if p.kind is not p.VAR_KEYWORD and name not in OF_THE_CALL}
     assert set(named) <= set(FIELDS)
@@ -39,7 +39,7 @@ def test_keywords_of_train_are_fields():
 
 
 def test_flags_are_fields(monkeypatch, tmp_path):
-    """Every flag reaches `train` under the field's name, every other field by --set."""
+    """Every flag reaches `train` under the name of its field; every other field does by --set."""
     given = {}
     monkeypatch.setattr(
         table, "train_cells", lambda *_, **options: given.update(options) or (_ for _ in ()).throw(OSError)
@@ -65,7 +65,7 @@ def test_flags_are_fields(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "flag" in field.metadata])
 def test_a_field_with_a_flag_is_not_set(name, capsys, tmp_path):
     assert cli.main(["train", "2c", "--regime", "joint", "--out", str(tmp_path), "--set", f"{name}=1"]) == 1
-    assert f"--set: got {name}, which has a flag of its own: --{name.replace('_', '-')}" in capsys.readouterr().err
+    assert f"--set: got {name}, which has its own flag: --{name.replace('_', '-')}" in capsys.readouterr().err
 
 
 def test_the_help_shows_defaults(capsys):

@@ -1,12 +1,12 @@
-"""Trials that diverge: they end alone, the others do not notice, and what is written stays JSON."""
+"""A trial that diverges stops alone, leaves the bits of the others unchanged, and every file stays valid JSON."""
 
 import functools
 import json
 
 import pytest
 import torch
-import training_runs
-from training_runs import CHECKPOINT, assert_same, before_step, same
+from support import training_runs
+from support.training_runs import CHECKPOINT, assert_same, before_step, same
 
 import fastlin as fl
 from fastlin import _tensors, cli
@@ -28,7 +28,7 @@ interrupt = functools.partial(training_runs.interrupt, **training_runs.SHORT)
 
 
 def strict(folder):
-    """Records, of which each line is JSON in every language."""
+    """Records; each line is strict JSON, without NaN or Infinity."""
 
     def never(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -49,8 +49,8 @@ def test_all_trials_diverge(tmp_path, regime, model):
     assert run.best in (0, 1, 2)
     for name, value in run.params.items():
         assert value is None or value.isnan().all(), name
-    told = {line["diverged"]: line["step"] for line in strict(tmp_path / "run") if "diverged" in line}
-    assert told == run.diverged
+    reported = {line["diverged"]: line["step"] for line in strict(tmp_path / "run") if "diverged" in line}
+    assert reported == run.diverged
     assert run.history["step"].tolist() == list(range(1, STEPS + 1))
     for trial, step in run.diverged.items():
         assert (run.history["loss"][step:, trial] == torch.inf).all()
@@ -72,7 +72,7 @@ def test_records_of_stacks_on_their_way_to_infinity_are_json(tmp_path, lr):
 
 
 def test_divergence_in_the_last_step():
-    """There is no loss after it, but an infinite risk says the same."""
+    """No later loss shows the divergence; an infinite risk does."""
     options = {"optimiser": "sgd", "optimiser_options": {}, "schedule": "constant", "units": "literal", "clip": None}
     run = train(steps=1, lr=1e30, **STACK, **options)
     assert run.risk.tolist() == [torch.inf] * 3
@@ -91,7 +91,7 @@ def test_command_when_all_trials_diverge(tmp_path, capsys):
 
 @pytest.fixture
 def one_explodes(monkeypatch):
-    """Trial 1 starts far outside, with the same model for the others."""
+    """Trial 1 starts far outside; the other trials start as usual."""
     start = Model.start
 
     def patched(self, *arguments, **options):
@@ -131,7 +131,7 @@ def test_other_trials_do_not_notice(request, tmp_path, regime, model, options):
 
 
 def test_divergence_on_the_way_leaves_the_others(tmp_path, monkeypatch):
-    """In the second phase, with averages and momenta of all trials half made."""
+    """A trial diverges in the second phase, with averages and momenta in use."""
     options = {**ADAM, "average": 0.8, "clip": 0.5}
     alone = train("fine-tune", **options)
     loops = []
@@ -153,7 +153,7 @@ def test_divergence_on_the_way_leaves_the_others(tmp_path, monkeypatch):
 
 
 def test_rows_of_a_trial_that_diverged_rest(tmp_path, monkeypatch):
-    """Parameters, averages and the optimiser's state are zero from there on, after a resume too."""
+    """Parameters, averages and optimiser state of the trial stay zero, also after a resume."""
     options = {**ADAM, **STACK, "average": 0.9, "clip": 0.5, "weight_decay": 0.1}
     loss = Objective.loss
 

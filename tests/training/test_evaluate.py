@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
+from support.op_cases import DOUBLE, assert_close
 
 import fastlin as fl
 from fastlin.theory import forgetting as ff
@@ -67,7 +67,7 @@ def test_a_member_of_the_family():
 
 
 def test_tasks_that_the_model_treats_alike_may_be_any_number():
-    """The error on a mixture is the average over its tasks, of the family and of a model of one task."""
+    """The error on a mixture is the average over its tasks, for the family and for a model of one task."""
     mixture = SOURCES["mixture"]
     alone = [fl.TaskMixture(mixture.means[k : k + 1], mixture.covariances[k : k + 1], [1.0], **SAME) for k in range(2)]
     for model in (family(), trained(TASK)):

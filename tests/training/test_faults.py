@@ -1,4 +1,4 @@
-"""What can go wrong around a run that is under way: a second run, folders that cannot be written, a full disk."""
+"""Faults around a run: a second run in its folder, folders that cannot be written, a full disk."""
 
 import errno
 import functools
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import filelock
 import pytest
-import training_runs
-from training_runs import CHECKPOINT, TOML, assert_same, before_step, send
+from support import training_runs
+from support.training_runs import CHECKPOINT, TOML, assert_same, before_step, send
 
 from fastlin import _tensors, cli
 from fastlin._files import FileError
@@ -32,7 +32,7 @@ train = functools.partial(training_runs.train, **training_runs.SHORT)
 
 
 def test_second_run_in_the_same_folder(tmp_path, monkeypatch):
-    """From inside the first one: in another process, and in this."""
+    """Start a second run from inside the first, in another process and in this one."""
     folder, said = tmp_path / "plain-n5", []
     (tmp_path / "own.toml").write_text(TOML)
 
@@ -102,7 +102,7 @@ def test_folder_where_nobody_can_write(no_training, capsys, out):
 
 
 def test_folder_whose_lock_cannot_be_made(no_training):
-    """Nobody else is training there."""
+    """The error must not blame another process."""
     with pytest.raises((ValueError, OSError), match="/proc") as error:
         train(out="/proc")
     assert "another process" not in str(error.value)
@@ -140,7 +140,7 @@ def run_script(script, folder, **options):
 
 
 def test_folder_without_permission():
-    """As a user whom permissions stop; in a place that this user can reach."""
+    """Run as an unprivileged user, in a folder that this user can reach."""
     script = """
 Loop.__init__ = None  # nothing trains
 if os.getuid() == 0:
@@ -169,27 +169,27 @@ def whole(tmp_path_factory):
 
 
 def readable(folder):
-    """The step of the checkpoint, which is whole."""
+    """The step of the checkpoint, which must be intact."""
     description, tensors = _tensors.read(folder / CHECKPOINT, "checkpoint")
     assert tensors
     return dict(description["state"]["dict"])["step"]
 
 
 def hidden(folder):
-    """What a write that has failed may have left."""
+    """Temporary files that a failed write may have left."""
     return [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
 @pytest.fixture
 def limit():
-    """Set the size that no file can grow beyond: writes fail for real."""
+    """Set the process's file size limit, so that writes really fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_disk_is_full_when_a_checkpoint_is_due(tmp_path, whole):
-    """In a process of its own, which ends: the files so far are smaller than the limit, a checkpoint is not."""
+    """Train in a child process; only a checkpoint exceeds the limit."""
     folder = tmp_path / "run"
     done = run_script("before_step(9, lambda: limit(2048))\ntrain(checkpoint_seconds=0)\n", folder)
     assert done.returncode == 1
@@ -217,20 +217,20 @@ def full_at_a_record(tmp_path, monkeypatch, limit):
 def test_disk_is_full_when_a_record_is_due(full_at_a_record, whole):
     folder, _ = full_at_a_record
     assert readable(folder) == 7
-    # Half a line, that is cut off.
+    # Resuming cuts off the half line.
     assert not (folder / "records.jsonl").read_bytes().endswith(b"\n")
     copy = shutil.copytree(folder, folder.with_name("copy"))
     assert_same(train(out=copy, resume=True), whole)
 
 
 def test_a_run_that_has_failed_holds_no_lock(full_at_a_record, whole):
-    """While its error is still looked at, as in a notebook."""
+    """Resume while the exception is still referenced, as in a notebook."""
     folder, _error = full_at_a_record
     assert_same(train(out=folder, resume=True), whole)
 
 
 def test_disk_is_full_from_the_start(tmp_path, limit, whole):
-    """Not even the description of the run fits."""
+    """run.json does not fit."""
     folder = tmp_path / "run"
     limit(100)
     with pytest.raises(OSError, match="File too large"):
@@ -242,7 +242,7 @@ def test_disk_is_full_from_the_start(tmp_path, limit, whole):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "result.json"])
 def test_disk_is_full_at_the_end(tmp_path, monkeypatch, limit, whole, name):
-    """The checkpoint stays until there is a result."""
+    """The checkpoint is kept until the result is written."""
     folder = tmp_path / "run"
     what = {"model.safetensors": (_tensors, "write"), "result.json": (record, "write_json")}[name]
     write = getattr(*what)
@@ -264,7 +264,7 @@ def test_disk_is_full_at_the_end(tmp_path, monkeypatch, limit, whole, name):
 
 
 def test_command_and_a_full_disk(tmp_path, monkeypatch, capsys):
-    """One line."""
+    """The error is one line."""
     folder = tmp_path / "run"
 
     def full(self, data):
@@ -282,7 +282,7 @@ def test_command_and_a_full_disk(tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_happens_to_other_files(tmp_path):
-    """A run touches its own folder alone."""
+    """A run changes its own folder only."""
     (tmp_path / "beside").write_text("mine")
     train(out=tmp_path / "run", checkpoint_seconds=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["beside", "run"]

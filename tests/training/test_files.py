@@ -1,4 +1,4 @@
-"""Files of a run: whole or not there, and refused, untouched, when they are not what they should be."""
+"""Files of a run are written atomically; wrong or damaged files are refused and left unchanged."""
 
 import os
 import pickle
@@ -9,8 +9,8 @@ import struct
 import pytest
 import safetensors.torch
 import torch
-from folders import contents, visible
-from training_runs import SHORT, TOML, interrupt, mixture
+from support.folders import contents, visible
+from support.training_runs import SHORT, TOML, interrupt, mixture
 
 import fastlin as fl
 from fastlin import _tensors, cli
@@ -27,7 +27,7 @@ def train(out, mix=None, n=5, **options):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run that was stopped before step 9, after four records, and the same one, ended."""
+    """A run stopped before step 9, after four records, and the same run ended."""
     folder = tmp_path_factory.mktemp("runs")
     interrupt(folder / "stopped", 9, **SIZES)
     train(folder / "ended")
@@ -45,7 +45,7 @@ def ended(runs, tmp_path):
 
 
 def refused(folder, named, **options):
-    """A call that is refused, naming what is wrong; nothing in the folder has changed, and nobody is locked out."""
+    """The call raises an error that names the fault, changes nothing in the folder and releases the lock."""
     before = contents(folder)
     options = {"resume": True, **options}
     with pytest.MonkeyPatch.context() as patch:
@@ -58,8 +58,8 @@ def refused(folder, named, **options):
     return str(error.value)
 
 
-def assert_goes_on(folder, runs):
-    """To the end of the run that was not stopped."""
+def assert_resumes(folder, runs):
+    """Resume to the bits of the uninterrupted run."""
     run, whole = train(folder, resume=True), train(runs / "ended", resume=True)
     for name, value in run.params.items():
         assert value is None if whole.params[name] is None else torch.equal(value, whole.params[name])
@@ -70,11 +70,11 @@ def assert_goes_on(folder, runs):
 def test_stopped_run_is_as_the_tests_want_it(stopped, runs):
     assert visible(stopped) == ["checkpoint.safetensors", "records.jsonl", "run.json"]
     assert len((stopped / "records.jsonl").read_text().splitlines()) == 4
-    assert_goes_on(stopped, runs)
+    assert_resumes(stopped, runs)
 
 
 class Marker:
-    """What is unpickled, runs."""
+    """Unpickling runs code."""
 
     def __init__(self, path):
         self.path = path
@@ -215,12 +215,12 @@ def test_records_that_are_gone(stopped):
 def test_records_after_the_checkpoint_are_cut_off(stopped, runs, extra):
     with (stopped / "records.jsonl").open("a") as file:
         file.write(extra)
-    assert_goes_on(stopped, runs)
+    assert_resumes(stopped, runs)
 
 
 def test_records_without_a_checkpoint_begin_anew(stopped, runs):
     (stopped / "checkpoint.safetensors").unlink()
-    assert_goes_on(stopped, runs)
+    assert_resumes(stopped, runs)
 
 
 def not_json(path):
@@ -346,6 +346,6 @@ def test_another_configuration(request, which, options, field):
 
 
 def test_changed_means_are_what_is_named(stopped):
-    """Not the whole of both mixtures, in which the one field that differs is for the reader to find."""
+    """The error names the field that differs, and does not print both mixtures."""
     said = refused(stopped, "means", mix=mixture(-2.0))
     assert "feature_cov" not in said

@@ -1,4 +1,4 @@
-"""Fine-tuning without forgetting: rows, presets, mixed shots, side by side, after a run, and what training ends in."""
+"""Fine-tuning without forgetting: regimes, presets, mixed shots, variants, `after`, and the trained errors."""
 
 import itertools
 import json
@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-import training_configs
-from helpers import DOUBLE, assert_close
-from training_configs import recording, trace
+from support import training_configs
+from support.op_cases import DOUBLE, assert_close
+from support.training_configs import recording, trace
 
 import fastlin as fl
 from fastlin.theory import forgetting as ff
@@ -183,31 +183,31 @@ def test_side_by_side_is_one_after_the_other(model, heads, optimiser):
     assert run.config["trials"] == 2
     for name in EIGHT:
         alone = tuned(name, **options)
-        assert_close(run.params["W"][run.of(name)], alone.params["W"], 1e-9)
-        assert_close(run.params["v"][run.of(name)], alone.params["v"], 1e-9)
-        assert_close(run.risk[run.of(name)], alone.risk, 1e-9)
+        assert_close(run.params["W"][run.trials_of(name)], alone.params["W"], 1e-9)
+        assert_close(run.params["v"][run.trials_of(name)], alone.params["v"], 1e-9)
+        assert_close(run.risk[run.trials_of(name)], alone.risk, 1e-9)
 
 
 def test_side_by_side_on_shared_data():
     run, alone = (tuned(regime, own_data=False, dtype=DOUBLE) for regime in (["zs:v", "zs+fs:v"], "zs+fs:v"))
-    assert_close(run.params["v"][run.of("zs+fs:v")], alone.params["v"], 1e-9)
+    assert_close(run.params["v"][run.trials_of("zs+fs:v")], alone.params["v"], 1e-9)
     with pytest.raises(ValueError, match=r"^regime: got 'zs:q'"):
-        run.of("zs:q")
+        run.trials_of("zs:q")
 
 
 def test_phases_of_variants_are_told_apart_by_their_place():
-    """Two rows that do the same things in another order, put together, have two equal phases."""
+    """Two rows with the same phases in another order combine to two equal phases."""
     v, q = (Phase((part,), False, (Term(0, source="target"),)) for part in ("v", "q"))
     rows = [Regime(name, phases, study="forgetting") for name, phases in (("vq", (v, q)), ("qv", (q, v)))]
     run = tuned(rows, dtype=DOUBLE)
     for row in rows:
         alone = tuned(row, dtype=DOUBLE)
-        assert_close(run.params["W"][run.of(row.name)], alone.params["W"], 1e-9)
-        assert_close(run.params["v"][run.of(row.name)], alone.params["v"], 1e-9)
+        assert_close(run.params["W"][run.trials_of(row.name)], alone.params["W"], 1e-9)
+        assert_close(run.params["v"][run.trials_of(row.name)], alone.params["v"], 1e-9)
 
 
 def test_a_term_is_taken_on_the_trials_that_have_it():
-    """The few-shot loss of models that zs has made large may overflow: it is not theirs, and 0 times it is not 0."""
+    """The few-shot loss may overflow in trials of zs, which do not have it: weighting it with 0 would give NaN."""
     few, zero = (
         Regime(f"{n}", (Phase(("v",), False, (Term(n, source="target"),)),), study="forgetting") for n in (N, 0)
     )
@@ -237,7 +237,7 @@ def test_rows_that_do_not_go_together():
     both = together([REGIMES["zs:v"], REGIMES["zs+fs:q"]])
     assert both.phases[1].trains == ("v", "q")
     assert list(keyed(both.phases[1].objective)) == [(0, "target", 0), (None, "target", 0)]
-    with pytest.raises(ValueError, match="is made of several"):
+    with pytest.raises(ValueError, match="combines several regimes"):
         together([both, REGIMES["zs:v"]])
     assert named(["zs:v"]) is REGIMES["zs:v"]
 
@@ -318,7 +318,7 @@ def test_softmax_has_no_scale_of_shots():
 
 @pytest.mark.parametrize("name", ["sphere", "correlated"])
 def test_training_ends_in_the_closed_forms(name):
-    """From samples alone, within what the paper's figure is judged by."""
+    """Training on samples ends within the tolerances of the paper's figure."""
     if name == "sphere":
         mix, m, T = fl.SphereTasks(4, noise_std=0.5, bias=True), 10, torch.eye(4, dtype=DOUBLE) / 4
         task = fl.FixedTask([0.6, 0.0, 0.8, 0.0], noise_std=0.5, bias=True)
@@ -332,10 +332,10 @@ def test_training_ends_in_the_closed_forms(name):
     data = {"cov": mix.feature_cov, "noise_var": mix.noise_std**2, "task_cov": T}
     assert (first.excess.abs() < 0.005).all()
     assert float(first.theory) == pytest.approx(float(ff.pretraining_loss(mix.d, m, **data)))
-    assert ((run.risk[run.of("zs:all")] / task.noise_std**2 - 1).abs() < 0.005).all()
+    assert ((run.risk[run.trials_of("zs:all")] / task.noise_std**2 - 1).abs() < 0.005).all()
     family = ff.value_tuned(task.theta, shots=m, **data)
     least = float(ff.error(family, task.theta, 0, mix.feature_cov, task.noise_std**2))
-    assert ((run.risk[run.of("zs:v")] / least - 1).abs() < 0.005).all()
-    few = fl.evaluate(run, task, m).error[0, run.of("zs:v")]
+    assert ((run.risk[run.trials_of("zs:v")] / least - 1).abs() < 0.005).all()
+    few = fl.evaluate(run, task, m).error[0, run.trials_of("zs:v")]
     theory = float(ff.error(family, task.theta, m, mix.feature_cov, task.noise_std**2))
     assert ((few / theory - 1).abs() < 0.02).all()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import assert_same, interrupt, mixture, train
+from support.training_runs import assert_same, interrupt, mixture, train
 
 import fastlin as fl
 from fastlin._files import FileError, read_json, write_json
@@ -34,7 +34,7 @@ def test_a_run_of_the_second_paper_comes_back(tmp_path):
     run = fl.train(source, ["zs:v", "zs:all"], 4, out=tmp_path / "run", **options)
     again = fl.load(str(tmp_path / "run"))
     assert_same(run, again)
-    assert again.of("zs:all") == run.of("zs:all")
+    assert again.trials_of("zs:all") == run.trials_of("zs:all")
     first = fl.evaluate(run, task, shots=[0, 3])
     assert torch.equal(fl.evaluate(again, task, shots=[0, 3]).error, first.error)
 
@@ -58,7 +58,7 @@ def test_a_cell_of_the_command(tmp_path):
 
 
 def test_runs_of_version_0_1(tmp_path):
-    """One that has ended is read, one that was stopped is resumed; the last digits may differ between machines."""
+    """An ended run is read, a stopped one resumed; the last digits may differ between machines."""
     now = fl.train(mixture(), "joint", 5, **AS_OLD)
     old = fl.load(OLD / "ended")
     assert old.config == now.config
@@ -73,7 +73,7 @@ def test_runs_of_version_0_1(tmp_path):
 
 
 def _differs():
-    """Whether this installation is another than the one that made the old runs, which a resumed run says."""
+    """Whether this installation differs from that of the old runs; a resumed run then warns."""
     then, now = read_json(OLD / "stopped/run.json", dict)["info"], fl.info()
     return (then["versions"], then["instruction_set"]) != (now["versions"], now["instruction_set"])
 
@@ -105,8 +105,8 @@ def test_folders_that_are_refused(tmp_path):
         ("run.json", {"config": []}, "run.json: .*config: got array, wants object"),
         ("run.json", {"config": {}}, "run.json: its config is not that of a run: KeyError"),
         ("result.json", {"risk": "low"}, "result.json: .*risk: got str, wants array"),
-        ("result.json", {"risk": [1.0]}, "its trials are not as many everywhere"),
-        ("result.json", {"best": 9}, "its trials are not as many everywhere"),
+        ("result.json", {"risk": [1.0]}, "its numbers of trials disagree"),
+        ("result.json", {"best": 9}, "its numbers of trials disagree"),
         ("result.json", {"diverged": [["a", 1]]}, r"result.json: .*diverged\[0\]\[0\]: got str, wants int"),
         ("result.json", {"seconds": None}, "result.json: .*seconds: got null, wants float"),
     ],

@@ -1,11 +1,11 @@
-"""Presets: the values that they hold, and those given in their place."""
+"""Presets: their values, and arguments that override them."""
 
 import dataclasses
 
 import pytest
 import torch
-from helpers import DOUBLE
-from training_configs import ALTERNATIVES, KINDS, config_of, trace
+from support.op_cases import DOUBLE
+from support.training_configs import ALTERNATIVES, KINDS, config_of, trace
 
 import fastlin as fl
 from fastlin.training.config import RunConfig
@@ -122,7 +122,7 @@ def test_given_values_are_in_place_of_the_presets(preset, model):
             continue  # refused
         found = resolved(preset, model, **{name: value})
         assert getattr(found, name) == {**base.optimiser_options, **value} if name == "optimiser_options" else value
-        # Another optimiser does not get the options of the preset's.
+        # Another optimiser does not get the preset's options.
         also = {"optimiser_options": base.optimiser_options} if name == "optimiser" else {}
         changed = dataclasses.replace(found, **{name: getattr(base, name)}, **also)
         assert changed.describe() == base.describe()

@@ -1,4 +1,4 @@
-"""Protocols: every value is read, does what it says, and is refused by name when it is wrong."""
+"""Fields of a protocol: each has its effect, and a wrong value raises an error that names the field."""
 
 import dataclasses
 import itertools
@@ -8,8 +8,8 @@ import re
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
-from training_configs import ALTERNATIVES, KINDS, MIX, N, config_of, recording, trace, with_values
+from support.op_cases import DOUBLE, assert_close
+from support.training_configs import ALTERNATIVES, KINDS, MIX, N, config_of, recording, trace, with_values
 
 import fastlin as fl
 from fastlin.training.config import RunConfig
@@ -18,7 +18,7 @@ from fastlin.training.regimes import Phase, Regime
 from fastlin.training.start import initial_model
 
 BIASED = fl.SphereTasks(3, noise_std=0.3, bias=True)
-# Where a value has a say.
+# Other arguments under which a field has an effect.
 WHERE = {
     "prompts_in_turn": {"regime": "fine-tune"},
     "residual": {"model": "stack", "layers": 2},
@@ -193,7 +193,7 @@ def test_a_batch_for_each_task():
 
 @pytest.mark.parametrize("batch_per_task", [True, False])
 def test_prompts_in_turn(batch_per_task):
-    """A step of the second phase is one for each task: the others' prompts have no gradient in it."""
+    """A step of the second phase updates one task at a time: the prompts of other tasks have no gradient."""
     grads = []
     config = config_of(
         "fine-tune", prompts_in_turn=True, batch_per_task=batch_per_task, optimiser=recording(grads), steps=8
@@ -207,7 +207,7 @@ def test_prompts_in_turn(batch_per_task):
         model = with_values(config, seen[4])
         only = fl.TaskMixture(MIX.means, MIX.covariances, [1.0 - k, float(k)], MIX.noise_std)
         loss, _ = model.loss(only, N, 60, seed=3, step=4)
-        # Plain descent has moved the other task's prompts alone, which this one's loss does not see.
+        # Plain descent has moved only the prompts of the other task, on which this loss does not depend.
         assert_close(grads[4 + k], list(torch.autograd.grad(loss.sum(), [model.p])), 1e-10)
 
 
@@ -219,7 +219,7 @@ def test_prompts_in_turn_leaves_joint_training_alone():
 
 @pytest.mark.parametrize("values", [{"batch_per_task": True}, {"prompts_in_turn": True}])
 def test_tasks_of_a_users_own_keep_their_way_of_drawing(values):
-    """A subclass that draws its weights in its own way is drawn from, task by task, in that way."""
+    """A subclass that draws its own weights keeps doing so, task by task."""
 
     class Doubled(fl.TaskMixture):
         def _beta(self, place, task):
@@ -269,7 +269,7 @@ def test_clip_shortens_each_trials_gradient():
 
 @pytest.mark.parametrize(("share", "of"), [(0.0, 1), (0.2, 2), (0.25, 2), (0.5, 5), (0.7, 7), (1.0, 10)])
 def test_average_is_the_mean_of_the_last_iterates(share, of):
-    """Of ten steps, those that begin in the last share of the phase; the iterates are those of a run without."""
+    """The average covers the steps that begin in the last part of the phase, and leaves the iterates unchanged."""
     given = {"steps": 10, "lr": 0.01}
     _, iterates = trace(config_of(**given))
     _, averaged = trace(config_of(**given, average=share))
@@ -368,14 +368,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "error", "message"), WRONG, ids=[str(change) for change, *_ in WRONG])
 def test_wrong_values(change, error, message, tmp_path):
-    """Before any work: no folder is left."""
+    """The error comes before any work: no folder is created."""
     with pytest.raises(error, match="^" + re.escape(message)):
         fl.train(MIX, "joint", N, **{"batch": 16, "steps": 2, **change}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_decay_of_zero_is_zero():
-    """AdamW decays by 0.01 unless it is told."""
+    """The default decay of AdamW is 0.01."""
     for kind in ("AdamW", torch.optim.AdamW):
         made = make_optimiser(config_of(optimiser=kind), [torch.nn.Parameter(torch.zeros(2, 2))])
         assert made.param_groups[0]["weight_decay"] == 0.0

@@ -1,4 +1,4 @@
-"""Regimes: what each row trains and leaves alone, on every model, and rows of a user's own."""
+"""Regimes: what each row trains and what it freezes, on every model, and rows of the user."""
 
 import functools
 import itertools
@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-import training_configs
-from helpers import DOUBLE, assert_close
-from training_configs import N, recording, trace
+from support import training_configs
+from support.op_cases import DOUBLE, assert_close
+from support.training_configs import N, recording, trace
 
 import fastlin as fl
 from fastlin.training.regimes import REGIMES, Phase, Regime, Term, named
@@ -24,7 +24,7 @@ OF_GROUP = {
     "stack": {"attention": {"A", "C"}, "heads": {"h"}, "prompts": {"p"}},
     "softmax": {"attention": {"W"}, "heads": {"v"}, "prompts": {"p"}},
 }
-# What trains, phase after phase; heads of their own.
+# What trains in each phase; whether tasks have their own heads.
 TABLE = {
     "plain": ([{"attention", "heads"}], False),
     "fine-tune": ([{"attention", "heads"}, {"prompts"}], False),

@@ -1,4 +1,4 @@
-"""Runs that are killed, or stopped at any step, go on to the bits of a run that was not."""
+"""Runs that are killed, or stopped at any step, resume to the bits of an uninterrupted run."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import threading
 
 import pytest
 import torch
-from folders import visible
-from training_runs import (
+from support.folders import visible
+from support.training_runs import (
     CHECKPOINT,
     MODELS,
     OPTIMISER,
@@ -54,7 +54,7 @@ ENDED = ["model.safetensors", "records.jsonl", "result.json", "run.json"]
     ],
 )
 def test_killed_three_times(tmp_path, forker, undisturbed, regime, model, optimiser):
-    """Before there is a checkpoint, then in the first half, then in the second, which is phase 2 of fine-tune."""
+    """Kill before the first checkpoint, in the first half, and in the second, which is phase 2 of fine-tune."""
     options = {**MODELS[model], **OPTIMISER[optimiser]}
     folder = tmp_path / "run"
     given = {**options, "out": str(folder), "resume": True}
@@ -63,7 +63,7 @@ def test_killed_three_times(tmp_path, forker, undisturbed, regime, model, optimi
     for at in (8, 19):
         assert forker(regime=regime, options={**given, "checkpoint_seconds": 0}, at=at) == -signal.SIGKILL
         assert visible(folder) == [CHECKPOINT, "records.jsonl", "run.json"]
-        # Records go on after the checkpoint at the last multiple of five: they are cut off and made again.
+        # Records after the checkpoint at the last multiple of five are cut off and written again.
         assert json.loads((folder / "records.jsonl").read_text().splitlines()[-1])["step"] == at // 3 * 3
     assert_same(train(regime, **given), undisturbed(regime, **options))
     assert visible(folder) == ENDED
@@ -75,7 +75,7 @@ def test_killed_three_times(tmp_path, forker, undisturbed, regime, model, optimi
         ("step", 0, ["run.json"]),
         ("step", 12, [CHECKPOINT, "records.jsonl", "run.json"]),
         ("step", STEPS - 1, [CHECKPOINT, "records.jsonl", "run.json"]),
-        # Contents of a file on their way to the disk: run.json, the first checkpoint, a later one.
+        # Kill in fsync of run.json, of the first checkpoint, of a later one.
         ("checkpoint", 0, []),
         ("checkpoint", 1, ["run.json"]),
         ("checkpoint", 9, [CHECKPOINT, "records.jsonl", "run.json"]),
@@ -113,7 +113,7 @@ def test_killed_command(tmp_path, forker, no_pictures):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", sorted(set(OPTIMISERS) - {"lbfgs", "sparseadam", "muon"}))
-def test_every_optimiser_of_torch_goes_on(tmp_path, name, dtype):
+def test_every_optimiser_of_torch_resumes(tmp_path, name, dtype):
     options = {"optimiser": name, "optimiser_options": {}, "dtype": dtype, "lr": 0.01, "steps": 12, "records": 4}
     options["trials"] = 1 if OPTIMISERS[name] in COUPLED else 3
     interrupt(tmp_path / "run", 7, **options)
@@ -139,7 +139,7 @@ def test_every_optimiser_of_torch_goes_on(tmp_path, name, dtype):
     ids=str,
 )
 @pytest.mark.parametrize("at", [4, 22])
-def test_every_option_goes_on(tmp_path, options, at):
+def test_every_option_resumes(tmp_path, options, at):
     interrupt(tmp_path / "run", at, "fine-tune", **options)
     resumed = train("fine-tune", out=tmp_path / "run", resume=True, **options)
     assert_same(resumed, train("fine-tune", **options))
@@ -163,7 +163,7 @@ def test_functions_of_the_user_go_on(tmp_path):
 
 
 def test_stopped_after_every_step(tmp_path, undisturbed):
-    """A run of as many pieces as it has steps."""
+    """A run that is interrupted at every step."""
     for at in range(1, STEPS):
         interrupt(tmp_path / "run", at, "fine-tune", resume=True)
     assert_same(train("fine-tune", out=tmp_path / "run", resume=True), undisturbed("fine-tune"))
@@ -178,7 +178,7 @@ def test_seconds_add_up(tmp_path, monkeypatch):
 
 
 def test_checkpoints_fall_due(tmp_path, monkeypatch):
-    """By the clock, and none when it has not come to that."""
+    """Checkpoints follow the clock; a run shorter than the interval has none."""
     made, save = [], Loop._save
     monkeypatch.setattr(Loop, "_save", lambda self, folder: (made.append(self.step), save(self, folder)))
     train("plain", out=tmp_path / "none", checkpoint_seconds=1e9)
@@ -214,7 +214,7 @@ def test_a_run_that_has_ended_is_read(monkeypatch, undisturbed, regime, model):
 
 
 def test_resume_of_nothing_is_a_start(tmp_path, undisturbed):
-    """So that one command can be repeated until it is done."""
+    """One command can be repeated until it is done."""
     assert_same(train("plain", out=tmp_path / "new" / "run", resume=True), undisturbed("plain"))
     with pytest.raises(ValueError, match=r"^resume: got True without out, wants the folder"):
         train("plain", resume=True)

@@ -1,12 +1,12 @@
-"""SIGTERM and SIGINT: a run ends its step, leaves a checkpoint, and goes on to the bits of one that was not stopped."""
+"""SIGTERM and SIGINT: a run finishes its step, writes a checkpoint, and resumes to the bits of an uninterrupted run."""
 
 import os
 import signal
 import threading
 
 import pytest
-from folders import visible
-from training_runs import (
+from support.folders import visible
+from support.training_runs import (
     CHECKPOINT,
     EVERY,
     SIZES,
@@ -23,7 +23,7 @@ from training_runs import (
 
 import fastlin as fl
 from fastlin import cli, settings
-from fastlin.training import run, table
+from fastlin.training import outcome, table
 from fastlin.training.loop import Loop
 from fastlin.training.signals import interruptible
 
@@ -63,7 +63,7 @@ def test_signal_leaves_a_checkpoint(tmp_path, monkeypatch, undisturbed, number, 
     assert {each: signal.getsignal(each) for each in before} == before
     if error is SystemExit:
         assert stop.value.code == 143
-    # The step that was under way is done, and is not done again.
+    # The interrupted step is finished, and not repeated.
     assert CHECKPOINT in visible(tmp_path / "run")
     done = []
     with monkeypatch.context() as patch:
@@ -94,10 +94,10 @@ def test_signal_in_the_last_step_is_not_lost(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_signal_after_the_last_step(tmp_path, monkeypatch, undisturbed, number, error):
-    """While the result is made, all that the run has done is in memory: it is on disk before the run ends."""
-    made, whole = run._result, undisturbed("plain")
+    """A signal while the result is computed: the result is written before the run ends."""
+    made, whole = outcome.measure, undisturbed("plain")
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_result", lambda *given: (send(number), made(*given))[1])
+        patch.setattr(outcome, "measure", lambda *given: (send(number), made(*given))[1])
         with pytest.raises(error):
             train("plain", out=tmp_path / "run")
     monkeypatch.setattr(Loop, "_one_step", lambda *_: pytest.fail("trained again"))
@@ -105,7 +105,7 @@ def test_signal_after_the_last_step(tmp_path, monkeypatch, undisturbed, number, 
 
 
 def test_a_signal_of_one_process_alone_counts_at_the_end():
-    """Others have not heard of it: no step came after it."""
+    """Other processes did not get the signal: no step came after it."""
     with interruptible(True, together=True) as caught:
         send(signal.SIGTERM)
         caught.raise_if_caught()
@@ -114,7 +114,7 @@ def test_a_signal_of_one_process_alone_counts_at_the_end():
 
 
 def test_second_interrupt_ends_at_once(tmp_path, monkeypatch, undisturbed):
-    """In the middle of a step: without a checkpoint of it, and the one before stays."""
+    """The second signal stops the step: no new checkpoint, and the previous one stays."""
     before_step(monkeypatch.setattr, 9, lambda: (send(signal.SIGINT), send(signal.SIGINT)), EVERY)
     with pytest.raises(KeyboardInterrupt):
         train("plain", out=tmp_path / "run", checkpoint_seconds=0)

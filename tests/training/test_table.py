@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """They take most of the time of a short run."""
+    """Evaluation takes most of the time of a short run."""
     monkeypatch.setattr(plots, "training", lambda folder: [])
 
 
@@ -262,7 +262,7 @@ def test_settings_that_ship():
 
 
 def test_trials_that_diverge(capsys):
-    """All of them: the table has dashes, and there is a picture."""
+    """All trials diverge: the table has dashes, and there is a picture."""
     given = ["--preset", "paper", "--set", "optimiser=SGD", "--lr", "1e6", "--steps", "20", "--batch", "16"]
     assert (
         cli.main(["train", "own.toml", "--regime", "joint", "--n", "2", *given, "--trials", "2", "--out", "run"]) == 0

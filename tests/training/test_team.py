@@ -1,13 +1,13 @@
-"""Processes that train together: the same data, losses and gradients as one, whatever their number."""
+"""Any number of processes that train together have the data, losses and gradients of one."""
 
 import dataclasses
 import socket
 
 import pytest
-import team_runs
 import torch
-from training_configs import MIX, config_of
-from training_runs import TOML, records, same
+from support import team_runs
+from support.training_configs import MIX, config_of
+from support.training_runs import TOML, records, same
 
 import fastlin as fl
 from fastlin import cli
@@ -39,7 +39,7 @@ PLANS = {
 
 
 class Apart(Team):
-    """A process whose sums stay its own, and are kept."""
+    """A process without others; its sums are stored."""
 
     def add(self, values):
         kept.append(values.clone())
@@ -49,10 +49,10 @@ kept: list[torch.Tensor] = []
 
 
 def begun(config, phase, team=ALONE, **fields):
-    """A loop in a phase of a run, at its start, and its objective."""
+    """A loop at the start of a phase, and the objective."""
     loop = Loop(dataclasses.replace(config, **fields), team)
-    loop._begin(config.regime.phases[phase])
-    return loop, Objective(loop.config, loop.model, loop._sources, team, config.regime.phases[phase])
+    loop._begin(phase)
+    return loop, Objective(loop.config, loop.model, loop._sources, team, phase)
 
 
 def sums(config, phase, turn, **given):
@@ -65,7 +65,7 @@ def sums(config, phase, turn, **given):
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("name", PLANS)
 def test_pieces_add_up_to_the_batch(name, size):
-    """Losses and gradients of any number of processes, more than sequences too, and the sequences themselves."""
+    """Losses, gradients and sequences of any number of processes, also of more processes than sequences."""
     config = config_of(**{"batch": 11, **PLANS[name]})
     for phase in range(len(config.regime.phases)):
         whole, of_all = sums(config, phase, 0)
@@ -165,7 +165,7 @@ def test_other_arguments_in_another_process(monkeypatch):
 
 
 def test_a_command_of_one_process_under_torchrun(monkeypatch, tmp_path, no_pictures):
-    """It joins a group of one, which trains as without, and starts again as after a restart."""
+    """A process group of one trains as without a group, also after a restart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""fastlin.train: what a run says of itself, on every source, and how close it comes to the optimum."""
+"""fastlin.train: the attributes of a run on every source, and its distance from the optimum."""
 
 import io
 import json
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
-from training_runs import assert_same
+from support.op_cases import DOUBLE, assert_close
+from support.training_runs import assert_same
 
 import fastlin as fl
 from fastlin import theory
@@ -210,7 +210,7 @@ def test_the_best_trial_is_not_chosen_on_what_is_reported(monkeypatch):
     assert run.risk_error.tolist() == [0.5] * 3
     assert run.tail.tolist() == [0.01, 0.02, 0.03]
     assert run.typical.tolist() == [2.0, 3.0, 2.5]
-    # A lower risk that rests on one batch is not chosen, unless all do.
+    # A lower risk with a heavy tail is not selected, unless all tails are heavy.
     tails[streams.SELECT] = [0.01, 0.5, 0.01]
     assert short(model="stack", layers=2, trials=3).best == 2
     tails[streams.SELECT] = [0.5, 0.5, 0.5]
@@ -267,11 +267,11 @@ def test_dtypes(model, dtype):
 @pytest.mark.parametrize("preset", ["tuned", "authors"])
 def test_backends_agree(model, preset, monkeypatch):
     monkeypatch.setattr(judge, "_EVALUATION_BATCH", 64)
-    cpu.last_kernel = None
+    cpu.backend.last_kernel = None
     runs = {}
     for backend in ("eager", "cpu", "reference"):
         runs[backend] = short(model=model, backend=backend, dtype=DOUBLE, preset=preset, batch=32, records=1)
-        assert (cpu.last_kernel is None) == (backend == "eager")
+        assert (cpu.backend.last_kernel is None) == (backend == "eager")
     for backend in ("cpu", "reference"):
         for letter, form in runs["eager"].params.items():
             assert_close(runs[backend].params[letter], form, 1e-9, f"{backend}, {letter}")
@@ -296,7 +296,7 @@ def test_a_trial_does_not_depend_on_the_others():
 
 
 def test_a_trial_that_diverges_ends_alone():
-    """Gradient descent that is too fast for the trial that starts with the largest parameters."""
+    """The learning rate is too high for the trial with the largest initial parameters."""
 
     def make(parameters):
         for raw in parameters:
@@ -326,7 +326,7 @@ def test_all_trials_diverge():
 
 @pytest.mark.parametrize("model", ["full", "stack"])
 def test_records_of_trials_that_diverge_are_json(model, tmp_path):
-    """Also those made between the update that was too large and the loss that shows it."""
+    """Also records between the update that was too large and the loss that shows it."""
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
@@ -370,9 +370,9 @@ def test_few_steps_come_close_to_the_optimum(model, regime):
     run = fl.train(MIX, regime, N, model=model, steps=600, batch=2048, trials=2, records=10, seed=1)
     assert (run.excess.abs() < 0.02).all()
     if regime in ("joint", "joint+heads"):
-        # What they do reach: a few tenths of a percent.
+        # They reach a few tenths of a percent.
         assert (run.excess < 0.002).all()
-    # Fine-tuning is to prompts on top of what the first phase found, which is not quite the best.
+    # Fine-tuning trains prompts on top of the first phase, which ends slightly above its optimum.
     if model == "reduced" and regime in ("plain", "one-prompt", "joint"):
         assert (run.excess >= -1e-12).all()
     if regime == "joint+heads":
@@ -390,8 +390,8 @@ def test_a_stack_of_one_layer_has_its_exact_risk():
         assert float(run.theory) == fl.theory.joint(MIX, N).loss
 
 
-def test_heavy_tails_are_told(monkeypatch):
-    """A risk that rests on one batch of many: three layers whose predictions are large polynomials."""
+def test_heavy_tails_warn(monkeypatch):
+    """One batch dominates the risk of three layers, whose predictions are large polynomials."""
     given = {"model": "stack", "layers": 3, "preset": "paper", "start_attention": 0.05, "steps": 1, "batch": 8}
     monkeypatch.setattr(judge, "_EVALUATION_BATCH", 64)
     with pytest.warns(UserWarning, match=r"^train: the sampled risk of trials \[.* has heavy tails"):

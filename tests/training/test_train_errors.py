@@ -1,11 +1,11 @@
-"""fastlin.train refuses wrong calls by the name of the argument, before any work, and folders that are taken."""
+"""Errors of fastlin.train name the wrong argument, before any work; folders in use are refused."""
 
 import re
 
 import pytest
 import torch
-from folders import visible
-from training_runs import assert_same, mixture, train
+from support.folders import visible
+from support.training_runs import assert_same, mixture, train
 
 import fastlin as fl
 from fastlin.backends import BackendError

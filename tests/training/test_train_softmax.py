@@ -1,16 +1,18 @@
 """Softmax attention through fastlin.train: sampled risk, no closed forms, one backend, and what it learns."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers import DOUBLE, assert_close
-from training_runs import TOML, assert_same, mixture
+from support.op_cases import DOUBLE, assert_close
+from support.training_runs import TOML, assert_same, mixture
 
 import fastlin as fl
 from fastlin import cli, theory
 from fastlin.ops.softmax import softmax_loss
 from fastlin.training import judge
+from fastlin.training.regimes import REGIMES
 
 MIX, N = mixture(), 5
 POINTS = fl.PointSet(torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30.0) / 10)
@@ -31,8 +33,9 @@ def test_risk_is_sampled_and_no_closed_form_is_asked(regime, monkeypatch):
         raise AssertionError("a closed form of linear attention")
 
     monkeypatch.setattr(theory, "full_population_loss", never)
-    for name in list(judge._OPTIMA):
-        monkeypatch.setitem(judge._OPTIMA, name, never)
+    for name, row in REGIMES.items():
+        form = row.closed_form and row.closed_form._replace(optimum=never)
+        monkeypatch.setitem(REGIMES, name, replace(row, closed_form=form))
     run = short(regime=regime, trials=3)
     assert (run.theory, run.excess) == (None, None)
     assert (run.risk_error > 0).all()
@@ -61,7 +64,7 @@ def test_a_trial_does_not_depend_on_the_others():
 
 
 def test_trials_with_their_own_data_start_alike_and_part():
-    """The first loss of trial 0 is on the stream that all share else; that of the other is not."""
+    """Trial 0 has the stream that all trials share without own_data; trial 1 has another."""
     shared, own = (
         short(own_data=own_data, steps=1, records=1, dtype=DOUBLE).history["loss"][0] for own_data in (False, True)
     )

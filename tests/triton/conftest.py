@@ -1,9 +1,9 @@
-"""Triton's kernels run in its interpreter, or on a GPU: helpers.TRITON_DEVICE says which."""
+"""Triton's kernels run in its interpreter, or on a GPU: op_cases.TRITON_DEVICE says which."""
 
 import contextlib
 
 import pytest
-from helpers import HAS_TRITON, TRITON_DEVICE, poisoned
+from support.op_cases import HAS_TRITON, TRITON_DEVICE, poisoned
 
 IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import HAS_TRITON
+from support.op_cases import HAS_TRITON
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 
-PROGRAM = Path(__file__).parent / "launches.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "triton_launches.py"
 NVIDIA = ("sm_80", "sm_90", "sm_100")
 # Of one block, which Triton does not check: 163 KB on sm_80, 227 KB on sm_90 and sm_100, 64 KB on gfx942.
 SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}

@@ -1,15 +1,15 @@
 """Every op, in the interpreter or on a GPU: the paper taken literally in float64, and eager's budget in float32."""
 
-import helpers
 import pytest
 import torch
-from helpers import DOUBLE, LOSSES, TRITON_DEVICE, assert_close, assert_within_budget, gradients, results
+from support import op_cases
+from support.op_cases import DOUBLE, LOSSES, TRITON_DEVICE, assert_close, assert_within_budget, gradients, results
 
 import fastlin as fl
 from fastlin.backends import triton
 
 IS_INTERPRETED = TRITON_DEVICE.type == "cpu"
-pytestmark = helpers.needs_triton
+pytestmark = op_cases.needs_triton
 
 # Widths on both sides of the padded ones, 16, 32 and 64, lengths around a block of 16 tokens, batches around a tile of
 # 4, 2 or 1 sequences (float64).
@@ -25,16 +25,16 @@ SKIPS = ({}, {"first_skip": True, "residual": 1.7}, {"first_skip": False, "resid
 
 def make(op, **given):
     """A problem where the kernels run."""
-    return helpers.make(op, **given).on(TRITON_DEVICE)
+    return op_cases.make(op, **given).on(TRITON_DEVICE)
 
 
 def check(case, path=None):
     """Values and gradients, of parameters alone and of the data too, whatever is weighted."""
-    triton.last_kernel = None
+    triton.backend.last_kernel = None
     found, exact = results(case, backend="triton"), results(case, fl.reference)
-    assert triton.last_kernel is not None
+    assert triton.backend.last_kernel is not None
     if path is not None:
-        assert triton.last_kernel == f"{str(case.y.dtype).removeprefix('torch.')} {path}"
+        assert triton.backend.last_kernel == f"{str(case.y.dtype).removeprefix('torch.')} {path}"
     for name, value in exact.items():
         assert_close(found[name], value, what=f"{case.op} {name}")
 
@@ -203,12 +203,14 @@ def test_named_precisions():
 
 
 def test_what_it_does_not_serve():
-    assert triton.supports("prompt_loss", TRITON_DEVICE, torch.float32, 64) is None
-    assert triton.supports("prompt_loss", TRITON_DEVICE, torch.float32, 65) == "m = 65 is above 64"
-    assert "wants torch.float32 or torch.float64" in triton.supports("prompt_loss", TRITON_DEVICE, torch.float16, 3)
+    assert triton.backend.supports("prompt_loss", TRITON_DEVICE, torch.float32, 64) is None
+    assert triton.backend.supports("prompt_loss", TRITON_DEVICE, torch.float32, 65) == "m = 65 is above 64"
+    assert "wants torch.float32 or torch.float64" in triton.backend.supports(
+        "prompt_loss", TRITON_DEVICE, torch.float16, 3
+    )
     other = torch.device("cuda" if IS_INTERPRETED else "cpu")
     wanted = "wants the cpu, where Triton's interpreter" if IS_INTERPRETED else "wants a GPU"
-    assert wanted in triton.supports("prompt_loss", other, torch.float32, 3)
+    assert wanted in triton.backend.supports("prompt_loss", other, torch.float32, 3)
     with pytest.raises(fl.BackendError, match="backend 'triton' cannot serve this call: m = 65 is above 64"):
         make("prompt_loss", m=65, backend="triton")()
 

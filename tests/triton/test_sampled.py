@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import DOUBLE, EAGER_TOLERANCE, TRITON_DEVICE, assert_close, needs_triton
-from sampled_cases import AT, DTYPES, SOURCES, differentiable, mixture, parameters, results, sampled
+from support.op_cases import DOUBLE, EAGER_TOLERANCE, TRITON_DEVICE, assert_close, needs_triton
+from support.sampled_cases import AT, DTYPES, SOURCES, differentiable, mixture, parameters, results, sampled
 
 import fastlin as fl
 from fastlin.backends import cpu, triton
@@ -14,7 +14,7 @@ pytestmark = needs_triton
 
 
 def sample(draw, is_gram, dtype):
-    return [t.cpu() for t in triton.sample(draw, is_gram, dtype, TRITON_DEVICE)]
+    return [t.cpu() for t in triton.backend.sample(draw, is_gram, dtype, TRITON_DEVICE)]
 
 
 def losses(backend, op, source, n, batch, given, dtype=DOUBLE, per_task=False, **options):
@@ -28,7 +28,7 @@ def assert_same_sequences(source, n, dtype, batch=21, **at):
     """Tasks are the same; numbers differ by the rounding of normals, 4 eps, and of sums of at most d + 2 = 12 terms."""
     draw = source.draw(batch, n, **{**AT, **at})
     for is_gram in (True, False):
-        found, expected = sample(draw, is_gram, dtype), cpu.sample(draw, is_gram, dtype, CPU)
+        found, expected = sample(draw, is_gram, dtype), cpu.backend.sample(draw, is_gram, dtype, CPU)
         assert torch.equal(found[3], expected[3])
         for a, b in zip(found[:3], expected[:3], strict=True):
             assert_close(a.double(), b.double(), 16 * torch.finfo(dtype).eps, f"n = {n}, gram {is_gram}")
@@ -47,7 +47,9 @@ def test_sequences_at_the_edges_of_their_counters():
     far = {"seed": 2**64 - 1, "step": 2**24 - 1, "stream": 2**16 - 1, "offset": 2**64 - 7}
     assert_same_sequences(source, 3, DOUBLE, **far)
     G, *_ = sample(source.draw(5, 10**12, **AT), True, DOUBLE)
-    assert_close(G, cpu.sample(source.draw(5, 10**12, **AT), True, DOUBLE, CPU)[0], 16 * torch.finfo(DOUBLE).eps)
+    assert_close(
+        G, cpu.backend.sample(source.draw(5, 10**12, **AT), True, DOUBLE, CPU)[0], 16 * torch.finfo(DOUBLE).eps
+    )
 
 
 @pytest.mark.parametrize("d", [1, 10, 20])
@@ -59,7 +61,7 @@ def test_sequences_of_other_widths(d):
 def test_chi_variates_have_their_bits(n):
     """A Gram matrix of one feature without noise is chi^2, whose attempts are decided alike everywhere."""
     draw = fl.FixedTask([0.0]).draw(64, n, **AT)
-    assert torch.equal(sample(draw, True, DOUBLE)[0], cpu.sample(draw, True, DOUBLE, CPU)[0])
+    assert torch.equal(sample(draw, True, DOUBLE)[0], cpu.backend.sample(draw, True, DOUBLE, CPU)[0])
 
 
 LAYER = {"plain": {}, "trials": {"R": 3, "t": 1}, "heads": {"R": 2, "H": 2}, "no prompt": {"t": None}}
@@ -74,9 +76,9 @@ def test_losses_are_those_of_the_cpu(case):
     (op, (_, shape)), name = CASES[case], ("everything", "300 tasks", "sphere")[case % 3]
     for n, options in ((9, {}), (0, {"see_query": True, "scale": 0.3})):
         given = parameters(SOURCES[name], op, n=n, **shape)
-        triton.last_kernel = None
+        triton.backend.last_kernel = None
         found = losses("triton", op, SOURCES[name], n, 6, given, **options)
-        assert triton.last_kernel == "float64 sampled"
+        assert triton.backend.last_kernel == "float64 sampled"
         expected = losses("cpu", op, SOURCES[name], n, 6, given, **options)
         for key, value in expected.items():
             assert_close(found[key], value, EAGER_TOLERANCE, key)

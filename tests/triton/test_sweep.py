@@ -3,8 +3,8 @@
 from itertools import product
 
 import pytest
-from helpers import LOSSES, PREDICTIONS, TRITON_DEVICE, assert_close, make, needs_triton, results
-from selection import cover
+from support.op_cases import LOSSES, PREDICTIONS, TRITON_DEVICE, assert_close, make, needs_triton, results
+from support.selection import cover
 
 import fastlin as fl
 

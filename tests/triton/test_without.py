@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import HAS_TRITON, make
+from support.op_cases import HAS_TRITON, make
 
 import fastlin as fl
 from fastlin.backends import triton
@@ -34,7 +34,7 @@ def test_not_installed():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(triton._launch(), "interprets", lambda: False)
-    assert triton.supports("predict", torch.device("cuda"), torch.float32, 3) == "torch sees no GPU"
+    assert triton.backend.supports("predict", torch.device("cuda"), torch.float32, 3) == "torch sees no GPU"
     assert fl.info()["backends"]["triton"] == {"available": False, "reason": "torch sees no GPU", "auto": True}
     with pytest.raises(fl.BackendError, match="predict: backend 'triton' cannot serve this call: the data are on cpu;"):
         make("predict", backend="triton")()
@@ -48,7 +48,7 @@ def test_a_triton_that_does_not_load(monkeypatch):
     monkeypatch.setattr(triton, "_launch", broken)
     triton.why_missing.cache_clear()
     try:
-        reason = triton.supports("predict", torch.device("cuda"), torch.float32, 3)
+        reason = triton.backend.supports("predict", torch.device("cuda"), torch.float32, 3)
     finally:
         triton.why_missing.cache_clear()
     assert reason == "triton does not load: ImportError: no such library"

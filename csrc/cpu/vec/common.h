@@ -1,7 +1,6 @@
-// What several instruction sets share. Included inside a target region, before the Vec of the instruction
-// set.
+// Functions on vectors that several instruction sets share. Included inside a target region.
 
-// log2(size) rounds of zips: in each, r[i] and r[i + size / 2] become r[2 i] and r[2 i + 1].
+// log2(size) rounds of zips; each round turns r[i] and r[i + size / 2] into r[2 i] and r[2 i + 1].
 template <class V, int N>
 FASTLIN_INLINE void transpose_by_zips(V (&r)[N]) {
   V next[N];
@@ -14,8 +13,8 @@ FASTLIN_INLINE void transpose_by_zips(V (&r)[N]) {
   }
 }
 
-// Lane i of the result is the sum of r[i]: each round adds the halves of two vectors, size - 1 times two zips
-// where a transpose takes size / 2 * log2(size).
+// Lane i of the result is the sum of r[i]. Each round adds the halves of two vectors: 2 (size - 1) zips in
+// all, where a transpose takes size * log2(size).
 template <class V, int N>
 FASTLIN_INLINE V sums_by_zips(V (&r)[N]) {
   FASTLIN_UNROLL
@@ -38,20 +37,21 @@ FASTLIN_INLINE void load_columns_by_transpose(const T* const* rows, std::int64_t
   V::transpose(r);
 }
 
-// The same with rows of fours: row i + 4 k goes to the k-th four lanes of r[i], where 8 shuffles are left.
+// The same by quads: row i + 4 k goes to quad k of r[i], and 8 shuffles remain. 8 floats of AVX2 take 12
+// shuffles, where a transpose takes 24.
 template <class V, class T>
 FASTLIN_INLINE void load_columns_by_quads(const T* const* rows, std::int64_t offset, V (&r)[4]) {
   FASTLIN_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const T* of_quad[V::quads];
+    const T* quad_rows[V::quads];
     FASTLIN_UNROLL
-    for (int k = 0; k < V::quads; ++k) of_quad[k] = rows[i + 4 * k];
-    r[i] = V::load_quads(of_quad, offset);
+    for (int k = 0; k < V::quads; ++k) quad_rows[k] = rows[i + 4 * k];
+    r[i] = V::load_quads(quad_rows, offset);
   }
   V::transpose_quads(r);
 }
 
-// Loads and stores of the first elements where there are no masks.
+// Loads and stores the first elements on machines without masks.
 template <class V, class T>
 inline V load_some(const T* p, int count) {
   T lanes[V::size] = {};

@@ -1,10 +1,10 @@
-// Vec of one number, in standard C++: runs everywhere.
+// Vec of one number, in standard C++.
 
 template <class T>
 struct Vec {
   static constexpr int size = 1;
-  static constexpr int columns = 1;  // that load_columns takes
-  static constexpr int quads = 0;    // rows of load_quads: none
+  static constexpr int columns = 1;  // columns that load_columns reads
+  static constexpr int quads = 0;    // rows that load_quads reads: it has none
   static constexpr int registers = 16;
   T x;
 
@@ -19,9 +19,6 @@ struct Vec {
     if (count > 0) *p = x;
   }
 
-  friend Vec operator+(Vec a, Vec b) { return {a.x + b.x}; }
-  friend Vec operator-(Vec a, Vec b) { return {a.x - b.x}; }
-  friend Vec operator*(Vec a, Vec b) { return {a.x * b.x}; }
   friend Vec fma(Vec a, Vec b, Vec c) { return {a.x * b.x + c.x}; }
 
   static void load_columns(const T* const* rows, std::int64_t offset, Vec (&r)[1]) {

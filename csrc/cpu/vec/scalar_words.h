@@ -1,5 +1,7 @@
 // Words, bits and comparisons for a Vec that is one number, x: on a CPU, and in a thread of a GPU's warp.
 
+#include "cpu/vec/operators.h"
+
 template <class T>
 struct Mask {
   bool x;
@@ -29,8 +31,6 @@ FASTLIN_HD inline Vec<std::uint32_t> shift_right_signed(Vec<std::uint32_t> a) {
 }
 FASTLIN_HD inline Mask<float> top_bit(Vec<std::uint32_t> a) { return {a.x >> 31 != 0}; }
 
-FASTLIN_HD inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {a.x / b.x}; }
-FASTLIN_HD inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return {a.x / b.x}; }
 FASTLIN_HD inline Vec<double> sqrt(Vec<double> a) { return {std::sqrt(a.x)}; }
 FASTLIN_HD inline Mask<double> less(Vec<double> a, Vec<double> b) { return {a.x < b.x}; }
 FASTLIN_HD inline Vec<double> as_double(Vec<std::uint64_t> a) { return {same_bits<double>(a.x)}; }
@@ -48,26 +48,6 @@ FASTLIN_HD inline Vec<T> select(Mask<T> mask, Vec<T> a, Vec<T> b) {
   return mask.x ? a : b;
 }
 template <class T>
-FASTLIN_HD inline Vec<T> operator^(Vec<T> a, Vec<T> b) {
-  return {a.x ^ b.x};
-}
-template <class T>
-FASTLIN_HD inline Vec<T> operator&(Vec<T> a, Vec<T> b) {
-  return {a.x & b.x};
-}
-template <class T>
-FASTLIN_HD inline Vec<T> operator|(Vec<T> a, Vec<T> b) {
-  return {a.x | b.x};
-}
-template <class T>
 FASTLIN_HD inline Vec<T> xor3(Vec<T> a, Vec<T> b, Vec<T> c) {
   return {a.x ^ b.x ^ c.x};
-}
-template <int N, class T>
-FASTLIN_HD inline Vec<T> shift_left(Vec<T> a) {
-  return {a.x << N};
-}
-template <int N, class T>
-FASTLIN_HD inline Vec<T> shift_right(Vec<T> a) {
-  return {a.x >> N};
 }

@@ -1,9 +1,9 @@
 """Triton kernels for NVIDIA and AMD GPUs: the same algebra, in Python that a researcher can change.
 
-An adapter: it cuts the batch into tiles (`plan`), launches (`launch`) and turns sums into losses and gradients. It
-has one configuration for a width and a dtype, and no tuning at run time: what is compiled depends on m's padded width,
-dtypes and options, never on B, n, t, K, R, H or L. A cold start is the compiler's time: 1 to 3 s for the first call of
-a kind, 7 s where a stack's kernel draws (sm_90, on a core that was shared); Triton keeps it on disk.
+An adapter: it cuts the batch into tiles (`plan`), launches kernels (`launch`) and turns sums into losses and gradients.
+There is one configuration per width and dtype, without tuning at run time: compilation depends on m's padded width,
+dtypes and options, never on B, n, t, K, R, H or L. The first call of a kind compiles for 1 to 3 s, 7 s where the kernel
+of a stack draws (sm_90, on a shared core). Triton caches the result on disk.
 
 In the interpreter, TRITON_INTERPRET=1 set before the first use, the kernels run on the CPU, slowly, for tests.
 """
@@ -21,18 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastlin.backends.base import Backend, Batch, check_sizes
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
 from fastlin.backends.triton import plan
 
-__all__ = ["gram", "loss", "predict", "predict_bwd", "sample", "sampled_loss", "supports", "using"]
-
-name = "triton"
-traceable = False
-reads_half = True
-
-last_kernel: str | None = None
-"""Dtype and path of the last call, for tests and for the curious: "float32 streamed"."""
 PRECISIONS = ("ieee", "tf32")
 _precision = "ieee"
 
@@ -78,128 +71,131 @@ def why_missing() -> str | None:
     return None
 
 
-def supports(op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-    """Why this backend cannot serve a call, or None."""
-    missing = why_missing()
-    if missing is not None:
-        return missing
-    if _launch().interprets():
-        if device.type != "cpu":
-            return f"the data are on {device}; wants the cpu, where Triton's interpreter (TRITON_INTERPRET) runs"
-    elif device.type != "cuda":
-        return f"the data are on {device}; wants a GPU, device type cuda"
-    elif not torch.cuda.is_available():
-        return "torch sees no GPU"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the parameters have dtype {dtype}; wants torch.float32 or torch.float64"
-    if m > plan.WIDEST:
-        return f"m = {m} is above {plan.WIDEST}"
-    return None
-
-
-def predict(problem: Problem) -> Tensor:
-    """Predictions yhat (R, B)."""
-    yhat = _attention(problem, _launch().Asked(yhat=True)).yhat
-    assert isinstance(yhat, Tensor)
-    return yhat
-
-
-def predict_bwd(problem: Problem, gy: Tensor, wants: str) -> Gradients:
-    """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
-    grads: Gradients = _attention(problem, _launch().Asked(gy=gy, wants=wants)).grads
-    return grads
-
-
-def loss(problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-    """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
-    B, K, config = y.shape[0], problem.tasks, _config(problem, wants)
-    tiles = plan.cut_batch(problem.task, B, K, config.BB, y.device)
-    asked = _launch().Asked(y=y, coefficients=_coefficients(tiles.counts, B, weight, y), wants=wants)
-    sums = _attention(problem, asked, tiles)
-    return *_losses(sums.squares, tiles.counts, B, weight), sums.grads
-
-
 _PIECE = 1 << 22
 """Sequences whose tasks are drawn and sorted in one go, which takes 130 MB. A larger batch is taken in pieces."""
 
 
-def sampled_loss(problem: Problem, draw: Draw, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-    """`loss` of sequences that are drawn and forgotten; their tasks are kept, and the data of a piece drawn apart."""
-    W, K, B, m = problem.W, problem.tasks, draw.batch, draw.m
-    if (m, draw.recipe.K) != (W.shape[-1], K):
-        sizes = f"m = {m}, K = {draw.recipe.K}"
-        raise ValueError(f"mix: draws {sizes}; wants the sizes that it had when it was made")
-    is_apart = plan.draws_apart(m, W.dtype)
-    config = plan.config(m, W.dtype, draws=not is_apart)
-    size = min(_PIECE, plan.DRAWN_BYTES // (m * m * W.element_size())) if is_apart else _PIECE
-    pieces = [draw.piece(first, min(size, B - first)) for first in range(0, B, size)] or [draw]
-    counts = torch.zeros(K, dtype=torch.int64, device=W.device)
-    for piece in pieces:
-        counts = counts + _cut(piece, W.device, config)[1].counts
-    coefficients = _coefficients(counts, B, weight, W)
-    total: Any = None
-    for piece in pieces:
-        drawn, tiles = _cut(piece, W.device, config)
-        given, asked = problem, _launch().Asked(coefficients=coefficients, wants=wants)
-        if is_apart:
-            G, q, y, _ = _launch().sample(drawn, True, W.dtype, W.device, plan.config(m, W.dtype, draws=True))
-            given, asked = problem._replace(x=G, is_gram=True, q=q), asked._replace(y=y)
-        sums = _attention(given, asked, tiles, drawn, is_apart=is_apart)
-        if total is None:
-            total = sums
+class TritonBackend(Backend):
+    """The kernels of `fastlin.backends.triton.kernels`."""
+
+    name = "triton"
+    reads_half = True
+    draws = True
+
+    def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
+        """Why this backend cannot serve a call, or None."""
+        missing = why_missing()
+        if missing is not None:
+            return missing
+        if _launch().interprets():
+            if device.type != "cpu":
+                return f"the data are on {device}; wants the cpu, where Triton's interpreter (TRITON_INTERPRET) runs"
+        elif device.type != "cuda":
+            return f"the data are on {device}; wants a GPU, device type cuda"
+        elif not torch.cuda.is_available():
+            return "torch sees no GPU"
+        if dtype not in (torch.float32, torch.float64):
+            return f"the parameters have dtype {dtype}; wants torch.float32 or torch.float64"
+        if m > plan.WIDEST:
+            return f"m = {m} is above {plan.WIDEST}"
+        return None
+
+    def predict(self, problem: Problem) -> Tensor:
+        """Predictions yhat (R, B)."""
+        yhat = self._attention(problem, _launch().Asked(yhat=True)).yhat
+        assert isinstance(yhat, Tensor)
+        return yhat
+
+    def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
+        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
+        grads: Gradients = self._attention(problem, _launch().Asked(gy=gy, wants=wants)).grads
+        return grads
+
+    def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
+        """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
+        B, K, config = y.shape[0], problem.tasks, _config(problem, wants)
+        tiles = plan.cut_batch(problem.task, B, K, config.BB, y.device)
+        asked = _launch().Asked(y=y, coefficients=_coefficients(tiles.counts, B, weight, y), wants=wants)
+        sums = self._attention(problem, asked, tiles)
+        return *_losses(sums.squares, tiles.counts, B, weight), sums.grads
+
+    def sampled_loss(
+        self, problem: Problem, draw: Draw, weight: Tensor | None, wants: str
+    ) -> tuple[Tensor, Tensor, Gradients]:
+        """`loss` of sequences that are drawn and forgotten, piece by piece; wide ones are drawn beforehand."""
+        check_sizes(draw, problem)
+        W, K, B, m = problem.W, problem.tasks, draw.batch, draw.m
+        is_apart = plan.draws_apart(m, W.dtype)
+        config = plan.config(m, W.dtype, draws=not is_apart)
+        size = min(_PIECE, plan.DRAWN_BYTES // (m * m * W.element_size())) if is_apart else _PIECE
+        pieces = [draw.piece(first, min(size, B - first)) for first in range(0, B, size)] or [draw]
+        counts = torch.zeros(K, dtype=torch.int64, device=W.device)
+        for piece in pieces:
+            counts = counts + _cut(piece, W.device, config)[1].counts
+        coefficients = _coefficients(counts, B, weight, W)
+        total: Any = None
+        for piece in pieces:
+            drawn, tiles = _cut(piece, W.device, config)
+            given, asked = problem, _launch().Asked(coefficients=coefficients, wants=wants)
+            if is_apart:
+                G, q, y, _ = _launch().sample(drawn, True, W.dtype, W.device, plan.config(m, W.dtype, draws=True))
+                given, asked = problem._replace(x=G, is_gram=True, q=q), asked._replace(y=y)
+            sums = self._attention(given, asked, tiles, drawn, is_apart=is_apart)
+            if total is None:
+                total = sums
+            else:
+                grads = {letter: grad + sums.grads[letter] for letter, grad in total.grads.items()}
+                total = total._replace(squares=total.squares + sums.squares, grads=grads)
+        return *_losses(total.squares, counts, B, weight), total.grads
+
+    def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
+        """Drawn sequences, with their Gram matrices or their tokens."""
+        drawn, config = _launch().prepare(draw, device), plan.config(draw.m, dtype, draws=True)
+        batch: Batch = _launch().sample(drawn, is_gram, dtype, device, config)
+        return batch
+
+    def gram(self, z: Tensor) -> Tensor:
+        """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
+        *front, n, m = z.shape
+        dtype = z.dtype if z.dtype is torch.float64 else torch.float32
+        G: Tensor = _launch().gram(z.reshape(math.prod(front), n, m), plan.config(m, dtype), _precision, dtype)
+        self.last_kernel = f"{str(dtype).removeprefix('torch.')} gram"
+        return G.reshape(*front, m, m)
+
+    def _attention(
+        self,
+        problem: Problem,
+        asked: Any,
+        tiles: plan.Tiles | None = None,
+        drawn: Any = None,
+        *,
+        is_apart: bool = False,
+    ) -> Any:
+        """Results of a problem; `drawn` are its sequences, which the kernel draws unless they were drawn apart."""
+        if drawn is not None:
+            path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype, draws=not is_apart)
         else:
-            grads = {letter: grad + sums.grads[letter] for letter, grad in total.grads.items()}
-            total = total._replace(squares=total.squares + sums.squares, grads=grads)
-    return *_losses(total.squares, counts, B, weight), total.grads
+            is_streamed = _launch().streams(problem, asked.wants)
+            path = "streamed" if is_streamed else "gram" if problem.A is None else "stack"
+            config = _config(problem, asked.wants)
+        if tiles is None:
+            _, q = problem.data
+            tiles = plan.cut_batch(problem.task, q.shape[0], problem.tasks, config.BB, q.device)
+        self.last_kernel = f"{str(problem.W.dtype).removeprefix('torch.')} {path}"
+        return _launch().attention(problem, asked, tiles, config, _precision, None if is_apart else drawn)
 
 
-def _cut(draw: Draw, device: torch.device, config: plan.Config) -> tuple[Any, plan.Tiles]:
+backend = TritonBackend()
+
+
+def _cut(draw: Draw, device: torch.device, config: plan.TileConfig) -> tuple[Any, plan.Tiles]:
     drawn = _launch().prepare(draw, device)
     return drawn, plan.cut_batch(drawn.task, draw.batch, draw.recipe.K, config.BB, device)
 
 
-def sample(
-    draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gram matrices (B, m, m) or tokens (B, n, m), queries (B, m), targets (B,), tasks (B,) of drawn sequences."""
-    drawn = _launch().prepare(draw, device)
-    batch: tuple[Tensor, Tensor, Tensor, Tensor] = _launch().sample(
-        drawn, is_gram, dtype, device, plan.config(draw.m, dtype, draws=True)
-    )
-    return batch
-
-
-def gram(z: Tensor) -> Tensor:
-    """Gram matrices sum_i z_i z_i' (..., m, m) of tokens z (..., n, m)."""
-    global last_kernel
-    *front, n, m = z.shape
-    dtype = z.dtype if z.dtype is torch.float64 else torch.float32
-    G: Tensor = _launch().gram(z.reshape(math.prod(front), n, m), plan.config(m, dtype), _precision, dtype)
-    last_kernel = f"{str(dtype).removeprefix('torch.')} gram"
-    return G.reshape(*front, m, m)
-
-
-def _config(problem: Problem, wants: str) -> plan.Config:
+def _config(problem: Problem, wants: str) -> plan.TileConfig:
     m, dtype, is_streamed = problem.W.shape[-1], problem.W.dtype, _launch().streams(problem, wants)
     return plan.config(m, dtype, streams=is_streamed)
-
-
-def _attention(
-    problem: Problem, asked: Any, tiles: plan.Tiles | None = None, drawn: Any = None, *, is_apart: bool = False
-) -> Any:
-    """Results of a problem; `drawn` are its sequences, which the kernel draws unless they were drawn apart."""
-    global last_kernel
-    if drawn is not None:
-        path, config = "sampled", plan.config(problem.W.shape[-1], problem.W.dtype, draws=not is_apart)
-    else:
-        is_streamed = _launch().streams(problem, asked.wants)
-        path = "streamed" if is_streamed else "gram" if problem.A is None else "stack"
-        config = _config(problem, asked.wants)
-    if tiles is None:
-        _, q = problem.data
-        tiles = plan.cut_batch(problem.task, q.shape[0], problem.tasks, config.BB, q.device)
-    last_kernel = f"{str(problem.W.dtype).removeprefix('torch.')} {path}"
-    return _launch().attention(problem, asked, tiles, config, _precision, None if is_apart else drawn)
 
 
 def _coefficients(counts: Tensor, B: int, weight: Tensor | None, like: Tensor) -> Tensor:

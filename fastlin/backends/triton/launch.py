@@ -19,7 +19,7 @@ from fastlin.backends.triton.kernels.reduce import sum_runs_kernel
 from fastlin.backends.triton.kernels.sampler import sample_kernel, task_kernel
 from fastlin.backends.triton.kernels.stream import stream_kernel
 from fastlin.backends.triton.kernels.tiles import gram_kernel
-from fastlin.backends.triton.source import Source
+from fastlin.backends.triton.source import DeviceSource
 
 RUN = 16
 """Tiles over which the streaming kernel keeps dW in registers."""
@@ -62,7 +62,12 @@ def streams(problem: Problem, wants: str) -> bool:
 
 
 def attention(
-    problem: Problem, asked: Asked, tiles: plan.Tiles, config: plan.Config, precision: str, drawn: Source | None = None
+    problem: Problem,
+    asked: Asked,
+    tiles: plan.Tiles,
+    config: plan.TileConfig,
+    precision: str,
+    drawn: DeviceSource | None = None,
 ) -> Sums:
     """Results of a problem whose batch is cut into tiles, piece by piece where the partial sums are many."""
     W, (R, H, m, _) = problem.W, problem.W.shape
@@ -111,7 +116,7 @@ def attention(
 
 
 def _inputs(
-    problem: Problem, asked: Asked, tiles: plan.Tiles, config: plan.Config, drawn: Source | None
+    problem: Problem, asked: Asked, tiles: plan.Tiles, config: plan.TileConfig, drawn: DeviceSource | None
 ) -> dict[str, Any]:
     """What all pieces of a call have in common. The scale goes into W and A: Triton passes numbers in float32."""
     W, (R, _, m, _) = problem.W, problem.W.shape
@@ -148,7 +153,9 @@ def _inputs(
     return given | dict(zip(("sb", "si", "sj", "qb", "qj"), strides, strict=True))
 
 
-def _attend(here: dict[str, Any], problem: Problem, precision: str, drawn: Source | None, *, needs_kept: bool) -> None:
+def _attend(
+    here: dict[str, Any], problem: Problem, precision: str, drawn: DeviceSource | None, *, needs_kept: bool
+) -> None:
     W, (R, H, _, _) = problem.W, problem.W.shape
     L = 0 if problem.A is None else problem.A.shape[1]
     T, M, BB = here["last_tile"] - here["first_tile"], here["M"], here["BB"]
@@ -261,7 +268,7 @@ def _sum(part: Tensor, runs: Tensor) -> Tensor:
     return out
 
 
-def gram(z: Tensor, config: plan.Config, precision: str, dtype: torch.dtype) -> Tensor:
+def gram(z: Tensor, config: plan.TileConfig, precision: str, dtype: torch.dtype) -> Tensor:
     """Gram matrices (B, m, m) of tokens z (B, n, m)."""
     B, n, m = z.shape
     z = _readable(z)
@@ -291,7 +298,7 @@ def gram(z: Tensor, config: plan.Config, precision: str, dtype: torch.dtype) -> 
     return G
 
 
-def prepare(draw: Draw, device: torch.device) -> Source:
+def prepare(draw: Draw, device: torch.device) -> DeviceSource:
     """A draw with its tasks, which come first: sequences are taken in their order."""
     recipe, B = draw.recipe, draw.batch
     words = source.place(draw)
@@ -314,11 +321,11 @@ def prepare(draw: Draw, device: torch.device) -> Source:
                 num_warps=4,
                 enable_fp_fusion=False,
             )
-    return Source(draw, source.arrays(draw, device), words, task)
+    return DeviceSource(draw, source.arrays(draw, device), words, task)
 
 
 def sample(
-    drawn: Source, is_gram: bool, dtype: torch.dtype, device: torch.device, config: plan.Config
+    drawn: DeviceSource, is_gram: bool, dtype: torch.dtype, device: torch.device, config: plan.TileConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens (B, n, m) or Gram matrices (B, m, m), queries, targets and tasks."""
     draw = drawn.draw

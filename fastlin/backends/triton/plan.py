@@ -20,7 +20,7 @@ ROWS = 256
 """Partial sums that a program of the second stage adds."""
 
 
-class Config(NamedTuple):
+class TileConfig(NamedTuple):
     """Compile-time sizes of a kernel.
 
     Attributes
@@ -46,7 +46,7 @@ def padded(m: int) -> int:
     return max(16, 1 << (m - 1).bit_length())
 
 
-def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = False) -> Config:
+def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = False) -> TileConfig:
     """The one configuration of a kernel for a width and a dtype: nothing is tuned at run time.
 
     A tile of matrices has 1024 entries, or 512 in float64, which is 4 registers of each of 256 threads; but a dot
@@ -65,7 +65,7 @@ def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = F
     """
     M = padded(m)
     entries = 1024 // (1 + (dtype is torch.float64)) // (1 + draws)
-    return Config(M, max(entries // (16 * M if streams else M * M), 1), 16, 8)
+    return TileConfig(M, max(entries // (16 * M if streams else M * M), 1), 16, 8)
 
 
 def draws_apart(m: int, dtype: torch.dtype) -> bool:

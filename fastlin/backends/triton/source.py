@@ -14,7 +14,7 @@ _copies: Any = WeakIdKeyDictionary()
 """Copies of a source's arrays by device, each with the version it is of: they do not change from step to step."""
 
 
-class Source(NamedTuple):
+class DeviceSource(NamedTuple):
     """Sequences to draw.
 
     Attributes

@@ -1,4 +1,4 @@
-"""Claims on the full model, from minima of its exact loss, from sampled tokens, and from training."""
+"""Claims on the full model, checked by minima of its exact loss, sampled tokens, and training."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from fastlin.data.sources import TaskMixture
 from fastlin.figures.claims.closed import OPTIMA, ROUNDING
 from fastlin.figures.claims.entry import TOKENS, TRAINED, Cells, Claim, Number, percent, signed
 from fastlin.figures.claims.minima import AGREE, minimum
-from fastlin.ops.functional import predict
+from fastlin.ops.api import predict
 from fastlin.settings import Config
+from fastlin.training.judge import excess
 
 _REGIMES = ("plain", "fine-tune", "joint", "joint+heads")
-# Of the full model with a shared head, found before by another minimiser (BFGS, two starts).
+# Minima of the full model with a shared head, from another minimiser (BFGS, two starts).
 _SHARED_HEAD = {("Figure 2(a)", 10): 7.55392, ("Figure 2(a)", 40): 4.38163}
-# The same with task heads, in the counterexample; and L_heads_scaled of Figure A1(d).
+# Minima with task heads, in the counterexample; and L_heads_scaled of Figure A1(d).
 _TASK_HEADS = {4: 1.857860, 20: 0.609577}
 _SCALED_HEADS = {("Figure A1(d)", 10): 20.599393}
-# Excess of joint+heads over the bound at n = 50 in the authors' stored results: three settings, not named.
+# Excess of joint+heads over the bound at n = 50 in the authors' stored results, for three unnamed settings.
 _AUTHORS = (0.19, 0.32, 0.63)
-# A difference that is this many standard errors from a number is not that number: 3e-7 of normal draws would be.
+# Two numbers differ when they are this many standard errors apart: 3e-7 of normal draws exceed it.
 _SIGMAS = 5.0
-# Sequences at once: 20 tokens of four float64 numbers take 84 MB.
+# Sequences in a batch: 20 tokens of four float64 numbers take 84 MB.
 _PIECE = 1 << 17
 
 
 def zero_means(setting: Config, cells: Cells, n: int = 10) -> Claim:
-    """Whether all regimes coincide in a setting: closed forms at its context lengths, and models trained at `n`."""
+    """Whether all regimes coincide in a setting: closed forms at its context lengths, and models trained at n."""
     mix, numbers, apart = setting.mixture, [], 0.0
     for length in setting.context_lengths:
         losses = [float(optimum(mix, length)) for optimum in OPTIMA]
@@ -42,7 +43,7 @@ def zero_means(setting: Config, cells: Cells, n: int = 10) -> Claim:
     risks = {regime: cells.risk(setting.name, mix, regime, n) for regime in _REGIMES}
     numbers += [Number(f"risk of the trained model, {regime}", n, risk, optimum) for regime, risk in risks.items()]
     trained_apart = max(risks.values()) / min(risks.values()) - 1.0
-    far = max(abs(risk / optimum - 1.0) for risk in risks.values())
+    far = max(abs(excess(risk, optimum)) for risk in risks.values())
     numbers.append(Number("highest / lowest trained risk − 1", n, trained_apart, 0))
     equal, close = apart <= ROUNDING, max(trained_apart, far) <= TRAINED
     if not equal:
@@ -51,35 +52,32 @@ def zero_means(setting: Config, cells: Cells, n: int = 10) -> Claim:
         verdict = "All regimes coincide, in the closed forms to rounding and trained to the accuracy of training."
     else:
         verdict = f"The closed forms coincide; the trained models are not within {percent(TRAINED)} of them."
-    return Claim(
-        "Zero means",
-        "Figure 2(b): when all task means are zero, prompts and heads bring nothing and all regimes coincide.",
+    statement = "Figure 2(b): when all task means are zero, prompts and heads bring nothing and all regimes coincide."
+    finding = (
         f"{setting.name}: the four closed forms differ by at most {apart:.1g} of themselves over n = "
         f"{', '.join(map(str, setting.context_lengths))}. Full models trained at n = {n} ({cells.described()}) are "
-        f"within {percent(far)} of the closed form and {percent(trained_apart)} of each other.",
-        verdict,
-        None if equal and not close else equal,
-        numbers,
+        f"within {percent(far)} of the closed form and {percent(trained_apart)} of each other."
     )
+    return Claim("Zero means", statement, finding, verdict, None if equal and not close else equal, numbers)
 
 
 def assumption(setting: Config, cells: Cells, lengths: Sequence[int] = (10, 40)) -> Claim:
-    """What Assumption 1 costs joint training: the reduced model's optimum against the minimum of the full model.
+    """The cost of Assumption 1 in joint training: the reduced model's optimum against the full model's minimum.
 
-    A model is trained at the first of the lengths.
+    Trains a model at the first length.
     """
     mix, numbers = setting.mixture, []
     bound, least, doubt = {}, {}, 0.0
     for n in lengths:
         reduced = theory.joint(mix, n)
-        found = minimum(mix, n, reduced, task_heads=False, seed=cells.seed)
-        bound[n], least[n], doubt = float(reduced), found.loss, max(doubt, found.disagreement)
+        full = minimum(mix, n, reduced, task_heads=False, seed=cells.seed)
+        bound[n], least[n], doubt = float(reduced), full.loss, max(doubt, full.disagreement)
         numbers += [
             Number("L_JT, the reduced model's optimum", n, bound[n]),
             Number("the same with a shared head [−m; 1]", n, float(theory.shared_shift(mix, n))),
             Number("minimum of the full model", n, least[n], _SHARED_HEAD.get((setting.name, n))),
             Number("minimum / L_JT − 1", n, least[n] / bound[n] - 1.0),
-            Number("disagreement of the starts, relative", n, found.disagreement, 0),
+            Number("disagreement of the starts, relative", n, full.disagreement, 0),
         ]
     n = lengths[0]
     risk = cells.risk(setting.name, mix, "joint", n)
@@ -89,21 +87,19 @@ def assumption(setting: Config, cells: Cells, lengths: Sequence[int] = (10, 40))
     if lossy:
         verdict += f"; the trained model {'gets' if risk < bound[n] else 'does not get'} below the reduced optimum"
     shown = ", ".join(f"{signed(least[length] / bound[length] - 1.0)} at n = {length}" for length in lengths)
-    return Claim(
-        "Assumption 1",
-        "Assumption 1: W = [[W, 0], [0, 0]] and the head e_m, without loss; Figure 2(a) sets both models side by side.",
+    statement = "Assumption 1: W = [[W, 0], [0, 0]] and the head e_m lose nothing; Figure 2(a) compares both models."
+    finding = (
         f"{setting.name}: the lowest loss of the full model with prompts and one head, an upper bound of its infimum "
         f"from seeded starts that agree to {doubt:.1g}, differs from L_JT by {shown}. A full model trained at n = {n} "
         f"({cells.described()}) ends {signed(risk / bound[n] - 1.0)} from L_JT and {signed(risk / least[n] - 1.0)} "
-        "from that minimum.",
-        verdict + ".",
-        not lossy,
-        numbers,
+        "from that minimum."
     )
+    verdict = verdict + "."
+    return Claim("Assumption 1", statement, finding, verdict, not lossy, numbers)
 
 
 def counterexample() -> TaskMixture:
-    """Two tasks (d = 3, no noise) that are best served by different preconditioners."""
+    """Two tasks (d = 3, no noise) with different best preconditioners."""
     means = [[1.0, 0.5, -0.5], [-1.0, 1.0, 0.5]]
     diagonals = torch.tensor([[4.0, 0.1, 0.1], [0.1, 0.1, 4.0]], dtype=torch.float64)
     return TaskMixture(means, torch.diag_embed(diagonals), [0.5, 0.5])
@@ -117,40 +113,32 @@ def proposition(
     sequences: int = 1 << 21,
     seed: int = 0,
 ) -> Claim:
-    """Proposition 1: whether the decoupled loss is the least that heads and prompts reach.
+    """Proposition 1: whether the decoupled loss is the lowest that heads and prompts reach.
 
-    Parameters
-    ----------
-    mix : TaskMixture
-        Where the exact loss with task heads is minimised, and both predictors meet sampled tokens.
-    scaled : Config
-        Where heads s_k [-mu_k; 1] alone go below it, at `scaled_n`.
-    lengths : sequence of int
-    sequences : int
-        For each length; by default enough for the exact difference to be 9 standard errors or more.
-    seed : int
+    Minimises the exact loss in `mix`, and runs both predictors on `sequences` sampled at each length; the default makes
+    the exact difference 9 standard errors or more. In `scaled`, heads s_k [-mu_k; 1] alone reach a lower loss.
     """
     numbers, below, room, sure, shown = [], [], [], [], []
     for n in lengths:
         decoupled = theory.decoupled(mix, n)
-        found = minimum(mix, n, decoupled, task_heads=True, seed=seed)
-        exact = float(decoupled) - found.loss
-        difference, error = paired(mix, n, decoupled.attention(), found.attention, sequences, seed)
+        full = minimum(mix, n, decoupled, task_heads=True, seed=seed)
+        exact = float(decoupled) - full.loss
+        difference, error = paired(mix, n, decoupled.attention(), full.attention, sequences, seed)
         lower = float(theory.heads_lower_bound(mix, n))
         below.append(exact / float(decoupled))
         room.append(1.0 - lower / float(decoupled))
-        # The error of a predictor less itself is zero, and so is the difference.
+        # The standard error is zero when both predictors are the same.
         distance = (difference - exact) / error if error > 0 else 0.0
         sure.append(difference > _SIGMAS * error and abs(distance) < _SIGMAS)
         shown.append(
-            f"{found.loss:.6f} against {float(decoupled):.6f} at n = {n} (sampled difference {difference:.4f} ± "
+            f"{full.loss:.6f} against {float(decoupled):.6f} at n = {n} (sampled difference {difference:.4f} ± "
             f"{error:.4f}, exact {exact:.4f}, {distance:+.1f} standard errors apart)"
         )
         numbers += [
             Number("L_PGD, counterexample", n, float(decoupled)),
-            Number("minimum with heads and prompts, counterexample", n, found.loss, _TASK_HEADS.get(n)),
+            Number("minimum with heads and prompts, counterexample", n, full.loss, _TASK_HEADS.get(n)),
             Number("lower bound of any heads and prompts, counterexample", n, lower),
-            Number("disagreement of the starts, relative", n, found.disagreement, 0),
+            Number("disagreement of the starts, relative", n, full.disagreement, 0),
             Number("sampled difference of the squared errors", n, difference, exact),
             Number("its standard error", n, error),
             Number("its distance from the exact one, in standard errors", n, distance, 0),
@@ -170,21 +158,18 @@ def proposition(
         verdict = "L_PGD is the infimum: it equals the lower bound."
     else:
         verdict = "Not decided: nothing below L_PGD was found, and the lower bound is below it."
-    return Claim(
-        "Proposition 1",
-        "Proposition 1: the lowest loss with task-specific heads and prompts equals L_PGD of debiased descent.",
+    statement = "Proposition 1: the lowest loss with task-specific heads and prompts equals L_PGD of debiased descent."
+    finding = (
         f"In the counterexample heads and prompts reach {'; '.join(shown)}. In {scaled.name} at n = {scaled_n} heads "
-        f"with a step length of their own reach {least:.6f} against {optimum:.6f} ({signed(least / optimum - 1.0)}).",
-        verdict,
-        False if not equal else tight or None,
-        numbers,
+        f"with a step length for each task reach {least:.6f} against {optimum:.6f} ({signed(excess(least, optimum))})."
     )
+    return Claim("Proposition 1", statement, finding, verdict, False if not equal else tight or None, numbers)
 
 
 def paired(
     mix: TaskMixture, n: int, first: theory.Attention, second: theory.Attention, sequences: int, seed: int
 ) -> tuple[float, float]:
-    """Mean over sampled tokens of the first predictor's squared error less the second's, and its standard error."""
+    """Mean over sampled tokens of the first predictor's squared error minus the second's, and its standard error."""
     p, W, v = (torch.stack(pair) for pair in zip(first, second, strict=True))
     differences: list[Tensor] = []
     for offset in range(0, sequences, _PIECE):
@@ -198,17 +183,17 @@ def paired(
 
 def bound_reached(settings: Sequence[Config], cells: Cells, n: int = 50) -> Claim:
     """Whether training with heads and prompts reaches the decoupled bound."""
-    numbers, excess = [], {}
+    numbers, above = [], {}
     for setting in settings:
         bound = float(theory.decoupled(setting.mixture, n))
         risk = cells.risk(setting.name, setting.mixture, "joint+heads", n)
-        excess[setting.name] = risk / bound - 1.0
+        above[setting.name] = excess(risk, bound)
         numbers += [
             Number(f"risk of joint+heads, {setting.name}", n, risk, bound),
-            Number(f"excess in percent, {setting.name}", n, 100.0 * excess[setting.name], 0),
+            Number(f"excess in percent, {setting.name}", n, 100.0 * above[setting.name], 0),
         ]
     numbers += [Number("excess in percent, authors' stored results", n, 100.0 * ratio) for ratio in _AUTHORS]
-    below, reached = min(excess.values()) < -ROUNDING, max(excess.values()) <= TRAINED
+    below, reached = min(above.values()) < -ROUNDING, max(above.values()) <= TRAINED
     if below:
         verdict = "Training gets below the bound."
     elif reached:
@@ -216,14 +201,11 @@ def bound_reached(settings: Sequence[Config], cells: Cells, n: int = 50) -> Clai
     else:
         verdict = f"Not decided: these runs do not come within {percent(TRAINED)} of the bound."
     theirs = ", ".join(f"{100 * ratio:.0f} %" for ratio in _AUTHORS)
-    return Claim(
-        "The decoupled bound in training",
-        "Section 5 and Figure 2(d): trained heads and prompts follow the theory of debiased descent.",
+    statement = "Section 5 and Figure 2(d): trained heads and prompts follow the theory of debiased descent."
+    finding = (
         f"Full models trained with heads and prompts at n = {n} ({cells.described()}) end "
-        f"{', '.join(f'{signed(ratio)} ({name})' for name, ratio in excess.items())} from the bound. The authors' "
-        f"stored results miss it by {theirs} in three settings, which our notes on them do not name: these need not "
-        "be the same.",
-        verdict,
-        False if below else reached or None,
-        numbers,
+        f"{', '.join(f'{signed(ratio)} ({name})' for name, ratio in above.items())} from the bound. The authors' "
+        f"stored results miss it by {theirs} in three settings, which our notes do not name: they may be others."
     )
+    holds = False if below else reached or None
+    return Claim("The decoupled bound in training", statement, finding, verdict, holds, numbers)

@@ -1,4 +1,4 @@
-"""Claims that closed forms decide: the ordering, the rates of the gaps, the size of the prompts."""
+"""Claims that closed forms decide: the order of the optima, the rates of the gaps, the size of the prompts."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from fastlin.settings import Config, load, shipped
 
 Optima = Sequence[Callable[[TaskMixture, int], theory.Optimum]]
 OPTIMA: Optima = (theory.plain, theory.fine_tuned, theory.joint, theory.decoupled)
-"""From the highest loss to the lowest, as Corollary 1 has them: PT, FT, JT, PGD."""
+"""From the highest loss to the lowest, as in Corollary 1: PT, FT, JT, PGD."""
 GAPS = {"plain_fine_tuned": "PT − FT", "fine_tuned_joint": "FT − JT", "joint_decoupled": "JT − PGD"}
 POWERS = {"plain_fine_tuned": 2, "fine_tuned_joint": 2, "joint_decoupled": 1}
 
-# Relative; losses are sums of positive terms, right to some 1e-15, and differences below this are rounding.
+# Relative. Losses are sums of positive terms, accurate to about 1e-15; differences below this are rounding.
 ROUNDING = 1e-12
-# The next term of a gap is c/n of it, with c of some 50: slopes are off by c / (n ln 10), 0.02 from n = 1000 on and
-# 0.002 from n = 10,000 on; orders of 1/n and 1/n² are 1 apart.
+# The next term of a gap is c/n of it, with c about 50: slopes are off by c / (n ln 10), 0.02 from n = 1000 on and
+# 0.002 from n = 10,000 on. The orders 1/n and 1/n² are 1 apart.
 _SLOPE = 0.05
-# Relative; W^-1 - n S cancels all but 1/n of its digits, which leaves 1e-16 n |W^-1| / |p| = 1e-10 at n = 1e5.
+# Relative. W^-1 - n S cancels all but 1/n of its digits, which leaves 1e-16 n |W^-1| / |p| = 1e-10 at n = 1e5.
 _CANCELLED = 1e-8
 
 
-class Problem(NamedTuple):
-    """A mixture and a context length, of a kind that is counted for itself."""
+class OrderingCase(NamedTuple):
+    """A mixture and a context length; each kind has its own count of violations."""
 
     kind: str
     mix: TaskMixture
     n: int
 
 
-def shipped_problems() -> list[Problem]:
+def shipped_problems() -> list[OrderingCase]:
     """Every setting that ships, at its context lengths."""
     configs = [load(path) for path in dict.fromkeys(shipped().values())]
-    return [Problem("settings that ship", found.mixture, n) for found in configs for n in found.context_lengths]
+    return [OrderingCase("settings that ship", one.mixture, n) for one in configs for n in one.context_lengths]
 
 
-def random_problems(count: int, seed: int) -> list[Problem]:
-    """Mixtures with d of 2 to 5, K of 2 or 3, full covariances that do not commute, noise, and n of 1 to 100."""
-    return [Problem("random problems", *_random_problem(seed, step)) for step in range(count)]
+def random_problems(count: int, seed: int) -> list[OrderingCase]:
+    """Mixtures with d = 2 to 5, K = 2 or 3, full covariances that do not commute, noise, and n = 1 to 100."""
+    return [OrderingCase("random problems", *_random_problem(seed, step)) for step in range(count)]
 
 
 def _random_problem(seed: int, step: int) -> tuple[TaskMixture, int]:
@@ -63,34 +63,26 @@ def _random_problem(seed: int, step: int) -> tuple[TaskMixture, int]:
 
 
 @one_thread()
-def ordering(problems: Iterable[Problem], optima: Optima = OPTIMA) -> Claim:
+def ordering(problems: Iterable[OrderingCase], optima: Optima = OPTIMA) -> Claim:
     """Corollary 1: no optimum is above the one before it."""
-    found: dict[str, list[float]] = {}
+    relative_gaps: dict[str, list[float]] = {}
     for kind, mix, n in problems:
         losses = [float(optimum(mix, n)) for optimum in optima]
-        found.setdefault(kind, []).extend((high - low) / high for high, low in itertools.pairwise(losses))
+        relative_gaps.setdefault(kind, []).extend((high - low) / high for high, low in itertools.pairwise(losses))
     numbers, wrong = [], 0
-    for kind, steps in found.items():
-        violations = sum(step < -ROUNDING for step in steps)
+    for kind, gaps_of_kind in relative_gaps.items():
+        violations = sum(gap < -ROUNDING for gap in gaps_of_kind)
         wrong += violations
         numbers += [
-            Number(f"comparisons, {kind}", None, len(steps)),
+            Number(f"comparisons, {kind}", None, len(gaps_of_kind)),
             Number(f"violations, {kind}", None, violations, 0),
-            Number(f"smallest relative gap, {kind}", None, min(steps)),
+            Number(f"smallest relative gap, {kind}", None, min(gaps_of_kind)),
         ]
-    total = sum(map(len, found.values()))
-    finding = (
-        f"{total} pairs of neighbouring losses were compared; {wrong} are the wrong way round by more than rounding."
-    )
-    verdict = "The ordering holds wherever it was looked at." if wrong == 0 else "The ordering does not hold."
-    return Claim(
-        "Ordering of the optima",
-        "Corollary 1: L_PGD ≤ L_JT ≤ L_FT ≤ L_PT.",
-        finding,
-        verdict,
-        wrong == 0,
-        numbers,
-    )
+    total = sum(map(len, relative_gaps.values()))
+    finding = f"Of {total} pairs of neighbouring losses, {wrong} are in the wrong order by more than rounding."
+    verdict = "The ordering holds in every case checked." if wrong == 0 else "The ordering does not hold."
+    statement = "Corollary 1: L_PGD ≤ L_JT ≤ L_FT ≤ L_PT."
+    return Claim("Ordering of the optima", statement, finding, verdict, wrong == 0, numbers)
 
 
 def gaps(mix: TaskMixture, n: int) -> dict[str, float]:
@@ -101,29 +93,29 @@ def gaps(mix: TaskMixture, n: int) -> dict[str, float]:
 
 @one_thread()
 def rates(setting: Config, lengths: Sequence[int] = (100, 1000, 10_000, 100_000)) -> Claim:
-    """How the gaps close as the context grows: slopes between the last two lengths, scaled gaps, and their ratio.
+    """How fast the gaps close as the context grows: slopes between the last two lengths, scaled gaps, and their ratio.
 
-    Nothing is said of orders where the slopes of the last two intervals, of three lengths or more, still differ.
+    Not decided where the slopes of the last two intervals still differ; needs three lengths or more.
     """
     limits = theory.gap_limits(setting.mixture)._asdict()
-    found = {n: gaps(setting.mixture, n) for n in lengths}
-    ratio = {n: at["plain_fine_tuned"] / at["fine_tuned_joint"] for n, at in found.items()}
+    gap_at = {n: gaps(setting.mixture, n) for n in lengths}
+    ratio = {n: at["plain_fine_tuned"] / at["fine_tuned_joint"] for n, at in gap_at.items()}
     limit = limits["plain_fine_tuned"] / limits["fine_tuned_joint"]
     earlier, before, last = lengths[-3:]
-    slope = {key: _slope(before, last, found[before][key], found[last][key]) for key in GAPS}
+    slope = {key: _slope(before, last, gap_at[before][key], gap_at[last][key]) for key in GAPS}
     ratio_slope = _slope(before, last, ratio[before], ratio[last])
-    turn = max(abs(_slope(earlier, before, found[earlier][key], found[before][key]) - slope[key]) for key in GAPS)
+    turn = max(abs(_slope(earlier, before, gap_at[earlier][key], gap_at[before][key]) - slope[key]) for key in GAPS)
 
     numbers = []
     for key, label in GAPS.items():
         power = POWERS[key]
         scaled = f"n{'²' if power == 2 else ''} ({label})"
-        numbers += [Number(scaled, n, n**power * found[n][key], limits[key]) for n in lengths]
+        numbers += [Number(scaled, n, n**power * gap_at[n][key], limits[key]) for n in lengths]
         numbers += [Number(f"slope of {label}", last, slope[key], -power)]
     numbers += [Number("(PT − FT) / (FT − JT)", n, ratio[n], limit) for n in lengths]
     numbers += [Number("slope of (PT − FT) / (FT − JT)", last, ratio_slope, 0)]
 
-    far = max(abs(last ** POWERS[key] * found[last][key] / limits[key] - 1) for key in GAPS)
+    far = max(abs(last ** POWERS[key] * gap_at[last][key] / limits[key] - 1) for key in GAPS)
     valid = slope["fine_tuned_joint"] <= _SLOPE - 1
     loose = slope["fine_tuned_joint"] <= -1 - _SLOPE
     falls = ratio_slope <= _SLOPE - 1
@@ -133,27 +125,24 @@ def rates(setting: Config, lengths: Sequence[int] = (100, 1000, 10_000, 100_000)
     verdict += f" That the ratio is O(1/n) is {'true' if falls else f'false: it {course}'}."
     if turn > _SLOPE:
         verdict = f"Not decided: slopes still change by {turn:.2g} between n = {earlier} and {last}."
-    return Claim(
-        "Rates of the gaps",
-        "Corollary 1 and what is said of it: FT − JT is of order 1/n, and (PT − FT) / (FT − JT) is O(1/n).",
+    statement = "Corollary 1 and its discussion: FT − JT is of order 1/n, and (PT − FT) / (FT − JT) is O(1/n)."
+    finding = (
         f"{setting.name}: between n = {before} and {last} the three gaps fall like "
         f"{', '.join(f'n^{slope[key]:.3f}' for key in GAPS)}. Scaled by n², n² and n they end within "
-        f"{percent(far)} of their limits; the ratio of the first two ends at {ratio[last]:.4g}.",
-        verdict,
-        None if turn > _SLOPE else valid and falls,
-        numbers,
+        f"{percent(far)} of their limits; the ratio of the first two ends at {ratio[last]:.4g}."
     )
+    return Claim("Rates of the gaps", statement, finding, verdict, None if turn > _SLOPE else valid and falls, numbers)
 
 
 def _slope(first: float, last: float, low: float, high: float) -> float:
-    """Slope in double logarithms between (first, low) and (last, high)."""
+    """Slope in log-log axes between (first, low) and (last, high)."""
     return math.log(high / low) / math.log(last / first)
 
 
 def best_prompts(mix: TaskMixture, n: int, optimum: theory.Optimum) -> Tensor:
     """Prompts (K, d) at which the loss is stationary for the W of an optimum: rows (W^-1 - n S) mu_k.
 
-    The closed forms of the prompts have no n in them, which is what is to be shown; this has.
+    The closed forms of the prompts do not contain n; this formula does, and so can show that n cancels.
     """
     means = mix.means
     inverse: Tensor = torch.linalg.solve(optimum.W, means.mT)
@@ -168,19 +157,19 @@ def prompts(settings: Sequence[Config], lengths: Sequence[int] = (1, 10, 100, 10
     for setting in settings:
         mix = setting.mixture
         for label, find in (("FT", theory.fine_tuned), ("JT", theory.joint)):
-            found = {n: best_prompts(mix, n, find(mix, n)) for n in lengths}
-            drift = max(_apart(p, found[first]) for p in found.values())
-            closed = max(_apart(p, find(mix, n).prompts) for n, p in found.items())
+            stationary = {n: best_prompts(mix, n, find(mix, n)) for n in lengths}
+            drift = max(_apart(p, stationary[first]) for p in stationary.values())
+            closed = max(_apart(p, find(mix, n).prompts) for n, p in stationary.items())
             moved = max(moved, drift, closed)
-            slope.append(_slope(first, last, float(found[first].norm()), float(found[last].norm())))
+            slope.append(_slope(first, last, float(stationary[first].norm()), float(stationary[last].norm())))
             papers = -last * mix.means @ mix.feature_cov
-            distance.append(_apart(papers, found[last]))
+            distance.append(_apart(papers, stationary[last]))
             optimum = find(mix, last)
             cost.append(float(theory.population_loss(mix, last, optimum.W, papers)) / float(optimum))
             where = f"{label}, {setting.name}"
             numbers += [
-                Number(f"norm of the prompts, {where}", n, float(p.norm()), float(found[first].norm()))
-                for n, p in ((first, found[first]), (last, found[last]))
+                Number(f"norm of the prompts, {where}", n, float(p.norm()), float(stationary[first].norm()))
+                for n, p in ((first, stationary[first]), (last, stationary[last]))
             ]
             numbers += [
                 Number(f"largest |p(n) − p({first})| / |p({first})|, {where}", None, drift, 0),
@@ -191,22 +180,17 @@ def prompts(settings: Sequence[Config], lengths: Sequence[int] = (1, 10, 100, 10
     still = moved <= _CANCELLED
     grow = min(slope) >= 1 - _SLOPE
     if still:
-        verdict = (
-            "The optimal prompts do not depend on n at all: n S μ in them is cancelled by W⁻¹ μ, which grows as fast."
-        )
+        verdict = "The optimal prompts do not depend on n at all: W⁻¹ μ grows as fast as n S μ and cancels it."
     else:
         verdict = f"The optimal prompts depend on n: they {'grow' if grow else 'do not grow'} like n."
-    return Claim(
-        "Size of the optimal prompts",
-        "Of the prompts of Theorems 2 and 3: for large n they are about −n S μ_k, so that they grow with n.",
+    statement = "Theorems 2 and 3, discussion: for large n the prompts are about −n S μ_k, so they grow with n."
+    finding = (
         f"In {len(settings)} settings with n from {first} to {last} the prompts that make the loss stationary, "
-        f"(W⁻¹ − n S) μ_k, move by at most {moved:.1g} of their size, as n S μ_k cancels to rounding. At n = {last} "
-        f"−n S μ_k is {min(distance):.3g} or more times their size away from them, and with it the loss is "
-        f"{min(cost):.3g} or more times as high.",
-        verdict,
-        grow,
-        numbers,
+        f"(W⁻¹ − n S) μ_k, move by at most {moved:.1g} of their size: n S μ_k cancels to rounding. At n = {last} "
+        f"the distance from them to −n S μ_k is at least {min(distance):.3g} times their size, and with −n S μ_k the "
+        f"loss is at least {min(cost):.3g} times as high."
     )
+    return Claim("Size of the optimal prompts", statement, finding, verdict, grow, numbers)
 
 
 def _apart(p: Tensor, q: Tensor) -> float:
@@ -216,9 +200,9 @@ def _apart(p: Tensor, q: Tensor) -> float:
 
 @one_thread()
 def picture(setting: Config, lengths: Sequence[int]) -> dict[str, Any]:
-    """What the picture draws: gaps and their limits, norms of the prompts and of -n S mu, at every length."""
+    """Data of the picture: gaps and their limits, norms of the prompts and of -n S mu, at every length."""
     mix = setting.mixture
-    found = [gaps(mix, n) for n in lengths]
+    gaps_at = [gaps(mix, n) for n in lengths]
     size = float((mix.means @ mix.feature_cov).norm())
     norms = {
         find.__name__: [float(best_prompts(mix, n, find(mix, n)).norm()) for n in lengths]
@@ -228,7 +212,7 @@ def picture(setting: Config, lengths: Sequence[int]) -> dict[str, Any]:
         "name": setting.name,
         "n": list(lengths),
         "labels": GAPS,
-        "gaps": {key: [at[key] for at in found] for key in GAPS},
+        "gaps": {key: [at[key] for at in gaps_at] for key in GAPS},
         "limits": theory.gap_limits(mix)._asdict(),
         "powers": POWERS,
         "prompts": {**norms, "paper": [n * size for n in lengths]},

@@ -1,24 +1,28 @@
-"""What a claim of the report is made of, and the cells that are trained for it."""
+"""Claims of a paper as records, and the models trained to check them."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastlin.data.sources import TaskMixture
 from fastlin.training.run import train
 
-# Relative distance from its optimum at which a model counts as trained: trials of the tuned preset end within 0.1 %
-# after 1500 steps of 4096 sequences, and what a claim is about is 1.5 % or more.
+# A model counts as trained within this relative distance of its optimum: trials of the tuned preset end within 0.1 %
+# after 1500 steps of 4096 sequences, and the effects that claims state are 1.5 % or more.
 TRAINED = 0.005
-# Streams of the generator: two of random problems, three of the starts of a minimisation, one of sampled tokens.
+# Streams of the generator: two for random problems, three for starts of a minimisation, one for sampled tokens.
 PROBLEMS, STARTS, TOKENS = 0, 2, 5
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a claim, and what it is expected to be, if anything; n is None where there is no context length."""
+    """A number of a claim, at a context length n if it has one, and the value expected, if any."""
 
     quantity: str
     n: int | None
@@ -28,38 +32,36 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper beside what was found.
-
-    Attributes
-    ----------
-    name, statement : str
-        What it is called, and what the paper says.
-    finding, verdict : str
-        What the numbers are, and what follows from them.
-    holds : bool or None
-        Whether the claim is true by the numbers; None where they do not decide.
-    numbers : list of Number
-    """
+    """A claim of a paper, and the result of checking it."""
 
     name: str
     statement: str
+    """What the paper says."""
     finding: str
+    """What the numbers are."""
     verdict: str
+    """What follows from them."""
     holds: bool | None
+    """None where the numbers do not decide."""
     numbers: list[Number]
+
+
+def entries(checks: Iterable[Callable[[], Claim]], report: Callable[[dict[str, Any]], object]) -> list[dict[str, Any]]:
+    """Check claims; returns them ready for JSON, and calls `report` with each as soon as it is checked."""
+    checked = []
+    for check in checks:
+        entry = asdict(check())
+        for number in entry["numbers"]:
+            # A risk is infinite when all trials diverged; JSON has no infinity.
+            number["value"] = number["value"] if math.isfinite(number["value"]) else None
+        checked.append(entry)
+        report(entry)
+    return checked
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Trained models, each in a folder of its own: one that has ended is read, one that was stopped goes on.
-
-    Attributes
-    ----------
-    out : Path
-        Of the folders.
-    trials, steps, batch, seed : int
-        Of `train`.
-    """
+    """Trained models, each in its folder below `out`: reads those that have ended, resumes those that were stopped."""
 
     out: Path
     trials: int
@@ -68,36 +70,26 @@ class Cells:
     seed: int = 0
 
     def risk(self, name: str, mix: TaskMixture, regime: str, n: int) -> float:
-        """Exact risk of the best trial of the full model, infinite when all diverged."""
-        run = train(
-            mix,
-            regime,
-            n,
-            trials=self.trials,
-            steps=self.steps,
-            batch=self.batch,
-            seed=self.seed,
-            out=self.out / f"{_slug(name)}-{regime}-n{n}",
-            resume=True,
-        )
+        """Exact risk of the best trial of the full model; infinite when all diverged."""
+        sizes: dict[str, Any] = {"trials": self.trials, "steps": self.steps, "batch": self.batch, "seed": self.seed}
+        run = train(mix, regime, n, **sizes, out=self.out / f"{_slug(name)}-{regime}-n{n}", resume=True)
         return float(run.risk[run.best])
 
     def described(self) -> str:
-        """The training, in words."""
+        """The training, for sentences."""
         trials = "1 trial" if self.trials == 1 else f"best of {self.trials} trials"
         return f"{trials}, {self.steps} steps of {self.batch} sequences"
 
 
 def _slug(name: str) -> str:
-    """A name as part of a path: Figure 2(a) is figure-2-a."""
+    """A name as part of a path: Figure 2(a) becomes figure-2-a."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
-def percent(ratio: float) -> str:
-    """A relative size as people read it."""
-    return f"{100 * ratio:.3g} %"
+def percent(ratio: float, form: str = ".3g") -> str:
+    """A ratio in percent."""
+    return f"{100 * ratio:{form}} %"
 
 
-def signed(ratio: float) -> str:
-    """A relative difference as people read it."""
-    return f"{100 * ratio:+.3g} %"
+signed = partial(percent, form="+.3g")
+"""A ratio in percent, with its sign."""

@@ -1,18 +1,18 @@
 """Minima of the exact loss of the full one-layer model, found numerically.
 
-With A = [N, w] (d, m) the rows of W that meet the query, and v_k = [a1; a2], the prompt is in the loss only by way of
-c_k = A p_k (p_k'v_k), which a token can make whatever it is:
+With A = [N, w] (d, m) the rows of W that multiply the query, and v_k = [a1; a2], the loss depends on the prompt only
+through c_k = A p_k (p_k'v_k). A token exists for every c_k:
 
     p_k = [N^-1 (c_k - s w); s]        s = (1 - a1'N^-1 c_k) / (a2 - a1'N^-1 w),  so that p_k'v_k = 1
 
-A, the heads and c are what is moved, each in units of its own size: with prompts in place of c, 400 iterations end
-1 % too high where c needs 100 for ten digits.
+The variables are A, the heads and c, each in units of its own size. With prompts in place of c, 400 iterations end 1 %
+too high; with c, 100 give ten digits.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +23,16 @@ from fastlin.data import random
 from fastlin.data.sources import TaskMixture
 from fastlin.figures.claims.entry import STARTS
 
-# Number of starts, and how far these are from the reduced model's optimum, in units of each parameter.
+# Number of starts, and their distance from the reduced model's optimum, in units of each parameter.
 _COUNT, _SPREAD = 2, 0.3
-# Some 100 are needed in Figure 2(a) at n = 40.
+# Figure 2(a) at n = 40 needs about 100.
 _ITERATIONS = 500
-# Starts that lead to one minimum agree to some 1e-11 of it.
+# Starts that reach the same minimum agree to about 1e-11 of it.
 AGREE = 1e-8
 
 
 class Minimum(NamedTuple):
-    """The lowest end: its loss, the parameters there, and the relative distance of the highest end from it."""
+    """The lowest loss of all starts, its parameters, and how far above it the highest is, relative."""
 
     loss: float
     attention: theory.Attention
@@ -41,18 +41,9 @@ class Minimum(NamedTuple):
 
 @one_thread()
 def minimum(mix: TaskMixture, n: int, near: theory.Optimum, *, task_heads: bool, seed: int) -> Minimum:
-    """Minimise `theory.full_population_loss` from two random points around an optimum.
+    """Minimise `theory.full_population_loss` from two random points near an optimum of the reduced model.
 
-    Parameters
-    ----------
-    mix : TaskMixture
-        d features, K tasks.
-    n : int
-    near : Optimum
-        Of the reduced model.
-    task_heads : bool
-        Whether every task has a head of its own, or all share one.
-    seed : int
+    `task_heads` gives each task its own head; otherwise all share one.
     """
     ends = [_descend(mix, n, near, task_heads, seed, start) for start in range(_COUNT)]
     loss, attention = min(ends, key=lambda end: end[0])
@@ -66,9 +57,9 @@ def _descend(
     p, W, v = near.attention()
     size = (mix.means.square() + mix.covariances.diagonal(dim1=1, dim2=2)).mean().sqrt()  # of an entry of beta
     entry = W[:d, :d].diagonal().abs().mean()
-    # The shared head is [a1; 1]: its length and that of A are one freedom.
+    # The shared head is [a1; 1]: only the product of its length and that of A matters.
     heads = v if task_heads else v[:1, :d]
-    given = {"A": W[:d], "heads": heads, "c": (p[:, 0] @ W[:d].mT) * (p[:, 0] * v).sum(1, keepdim=True)}
+    start_values = {"A": W[:d], "heads": heads, "c": (p[:, 0] @ W[:d].mT) * (p[:, 0] * v).sum(1, keepdim=True)}
     one = torch.ones_like(size)
     units = {
         "A": torch.stack([entry] * d + [entry / size]),
@@ -76,24 +67,18 @@ def _descend(
         "c": size,
     }
     raw = {}
-    for stream, (name, values) in enumerate(given.items()):
+    for stream, (name, values) in enumerate(start_values.items()):
         draws = random.normal(1, values.numel(), seed=seed, step=start, stream=STARTS + stream, dtype=torch.float64)
         raw[name] = (values / units[name] + _SPREAD * draws.view(values.shape)).requires_grad_()
 
     def attention() -> theory.Attention:
-        A, heads, c = (raw[name] * units[name] for name in given)
+        A, heads, c = (raw[name] * units[name] for name in start_values)
         if not task_heads:
             heads = torch.nn.functional.pad(heads, (0, 1), value=1.0).expand(K, d + 1)
         return theory.Attention(tokens(A, heads, c), torch.nn.functional.pad(A, (0, 0, 0, 1)), heads)
 
-    optimiser = torch.optim.LBFGS(
-        list(raw.values()),
-        max_iter=_ITERATIONS,
-        history_size=200,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-11,
-        line_search_fn="strong_wolfe",
-    )
+    limits: dict[str, Any] = {"max_iter": _ITERATIONS, "tolerance_grad": 1e-9, "tolerance_change": 1e-11}
+    optimiser = torch.optim.LBFGS(list(raw.values()), **limits, history_size=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()
@@ -103,9 +88,9 @@ def _descend(
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        found = attention()
-        end = float(theory.full_population_loss(mix, n, *found))
-    return (end if math.isfinite(end) else math.inf), found
+        parameters = attention()
+        end = float(theory.full_population_loss(mix, n, *parameters))
+    return (end if math.isfinite(end) else math.inf), parameters
 
 
 def tokens(A: Tensor, v: Tensor, c: Tensor) -> Tensor:

@@ -1,20 +1,21 @@
-"""The claims as JSON, as CSV, and as a report for people."""
+"""Claims as JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fastlin._files import replacing
+from fastlin._files import write_texts
+from fastlin._tables import csv_text
 
 _ABOUT = (
-    "PT, FT and JT are plain, fine-tuned and joint training, PGD is debiased preconditioned gradient descent; losses "
-    "are population risks, exact unless said to be sampled. Trained cells are full models with the preset tuned; the "
-    "best trial counts."
+    "PT, FT and JT are plain, fine-tuned and joint training, PGD is debiased preconditioned gradient descent. Losses "
+    "are population risks, exact unless said to be sampled. Trained models are full models, the best trial of the "
+    "preset tuned; they can end below PT, FT and JT, which are optima of the reduced model."
 )
+_COLUMNS = (("n", ""), ("value", ".7g"), ("expected", ".7g"))
 _HOLDS = {True: "holds", False: "does not hold", None: "not decided"}
 
 
@@ -25,58 +26,39 @@ def as_json(record: dict[str, Any]) -> str:
 
 def as_csv(record: dict[str, Any]) -> str:
     """A row for each number: claim, quantity, n, value, expected."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["claim", "quantity", "n", "value", "expected"])
-    for entry in record["claims"]:
-        for number in entry["numbers"]:
-            writer.writerow([entry["name"], *(number[key] for key in ("quantity", "n", "value", "expected"))])
-    return text.getvalue()
+    columns = ("quantity", "n", "value", "expected")
+    numbers = [(entry["name"], number) for entry in record["claims"] for number in entry["numbers"]]
+    return csv_text(["claim", *columns], ([name, *(number[key] for key in columns)] for name, number in numbers))
 
 
 def as_markdown(record: dict[str, Any]) -> str:
-    """The report: verdicts at a glance, then each claim with what the paper says, what was found, and the numbers."""
-    settings = ", ".join(f"{name} = {value}" for name, value in record["training"].items())
-    lines = [
-        "# Claims of the paper, checked",
-        "",
-        f"{record['paper']}. {record.get('about', _ABOUT)} Training: {settings}.",
-        "",
-        "| | claim | verdict | |",
-        "|---|---|---|---|",
-    ]
+    """A table of verdicts, then for each claim what the paper says, what was found, and the numbers."""
+    training = ", ".join(f"{name} = {value}" for name, value in record["training"].items())
+    paragraphs = ["# Claims of the paper, checked"]
+    paragraphs += [f"{record['paper']}. {record.get('about', _ABOUT)} Training: {training}."]
+    rows = []
     for i, entry in enumerate(record["claims"], 1):
-        lines.append(f"| {i} | {entry['name']} | **{_HOLDS[entry['holds']]}** | {_cell(entry['verdict'])} |")
+        rows.append([i, entry["name"], f"**{_HOLDS[entry['holds']]}**", entry["verdict"]])
+    paragraphs.append("\n".join(["| | claim | verdict | |", "|---|---|---|---|", *map(_row, rows)]))
     for i, entry in enumerate(record["claims"], 1):
-        lines += [
-            "",
-            f"## {i}. {entry['name']}: {_HOLDS[entry['holds']]}",
-            "",
-            f"**The paper.** {entry['statement']}",
-            "",
-            f"**Found.** {entry['finding']}",
-            "",
-            f"**Verdict.** {entry['verdict']}",
-            "",
-            "| quantity | n | value | expected |",
-            "|---|---:|---:|---:|",
+        numbers = [
+            [number["quantity"], *("" if number[key] is None else format(number[key], form) for key, form in _COLUMNS)]
+            for number in entry["numbers"]
         ]
-        for number in entry["numbers"]:
-            n = "" if number["n"] is None else number["n"]
-            lines.append(
-                f"| {_cell(number['quantity'])} | {n} | {_text(number['value'])} | {_text(number['expected'])} |"
-            )
+        paragraphs += [
+            f"## {i}. {entry['name']}: {_HOLDS[entry['holds']]}",
+            f"**The paper.** {entry['statement']}",
+            f"**Found.** {entry['finding']}",
+            f"**Verdict.** {entry['verdict']}",
+            "\n".join(["| quantity | n | value | expected |", "|---|---:|---:|---:|", *map(_row, numbers)]),
+        ]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    return "\n".join([*lines, "", f"Made with {versions}."]) + "\n"
+    return "\n\n".join([*paragraphs, f"Made with {versions}."]) + "\n"
 
 
-def _cell(text: str) -> str:
-    """Text inside a table, where a bar would start a new column."""
-    return text.replace("|", "\\|")
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:.7g}"
+def _row(cells: Iterable[object]) -> str:
+    """A row of a Markdown table; a bare bar would start a new column."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def line(entry: dict[str, Any]) -> str:
@@ -86,9 +68,5 @@ def line(entry: dict[str, Any]) -> str:
 
 def write(record: dict[str, Any], out: Path, name: str = "claims") -> list[Path]:
     """Write NAME.json, NAME.md and NAME.csv into the folder `out`; returns their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    texts = {f"{name}.json": as_json(record), f"{name}.md": as_markdown(record), f"{name}.csv": as_csv(record)}
-    for name, text in texts.items():
-        with replacing(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return [out / name for name in texts]
+    texts = {"json": as_json(record), "md": as_markdown(record), "csv": as_csv(record)}
+    return write_texts(out, {f"{name}.{suffix}": text for suffix, text in texts.items()})

@@ -1,21 +1,19 @@
 """Figures and claims of "Fine-Tuning Without Forgetting In-Context Learning" (arXiv 2602.23197)."""
 
 from fastlin.figures.forgetting.regimes import EightRegimes, OnTheory
-from fastlin.figures.forgetting.theory import FullTuning, Pretrained, ValueTuning
+from fastlin.figures.forgetting.theory import THEORY_FIGURES
 
-_MERGED = "Queries and keys are one matrix here, which q and k both name: their rows are the same."
+_MERGED = "Queries and keys are one matrix here, so q and k train the same parameters and have the same rows."
 _ALONE = (
-    "Queries or keys alone cannot store a task at zero shots where the pretrained values read no features: the less "
-    "these do, the larger attention grows, and few-shot errors with it, the more the longer it trains."
+    "Queries or keys alone cannot store a task at zero shots if the pretrained values do not read features. The less "
+    "they read, the larger attention and few-shot errors grow during training."
 )
 _READOUT = "The readout is the last row of the value matrix."
 
 FIGURES = {
     figure.name: figure
     for figure in (
-        Pretrained(),
-        FullTuning(),
-        ValueTuning(),
+        *THEORY_FIGURES,
         OnTheory(),
         EightRegimes("ff5", "Figure 5: eight ways to fine-tune", remarks=(_MERGED, _ALONE)),
         EightRegimes("ff5-separate", "Figure 5, separate Q and K", model="separate", remarks=(_READOUT, _ALONE)),
@@ -25,4 +23,4 @@ FIGURES = {
     )
 }
 
-__all__ = ["FIGURES", "EightRegimes", "FullTuning", "OnTheory", "Pretrained", "ValueTuning"]
+__all__ = ["FIGURES"]

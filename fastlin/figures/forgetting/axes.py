@@ -2,73 +2,59 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fastlin._tables import csv_text
+from fastlin.figures.figure import Closing, Figure
+
+SHOTS = "test shots n"
+ERROR = "test error"
+
 
 @dataclass(frozen=True)
-class Curve:
-    """A line of theory, or points that were sampled or trained.
-
-    Attributes
-    ----------
-    label : str
-        Curves of one name in all axes share a place in the legend.
-    x, y : list of float
-    error : list of float or None
-        Standard errors of y.
-    points : bool
-        Whether it is drawn as points, or as a line.
-    colour : int
-        Curves of one colour belong together.
-    dashed : bool
-    """
+class PlottedCurve:
+    """A line of theory, or points that were sampled or trained, with standard errors."""
 
     label: str
+    """Curves with the same label share a legend entry."""
     x: list[float]
     y: list[float | None]
     error: list[float | None] | None = None
     points: bool = False
+    """Whether to draw points or a line."""
     colour: int = 0
+    """Points belong to the line of their colour."""
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Axes:
-    """A coordinate system with curves.
-
-    Attributes
-    ----------
-    title, x_label, y_label : str
-    curves : list of Curve
-    logarithmic : bool
-        In y.
-    marks : list of pairs
-        Places on the x axis that get a vertical line, and the colours of the curves they belong to.
-    """
+    """A coordinate system with curves; the y axis may be logarithmic."""
 
     title: str
     x_label: str
     y_label: str
-    curves: list[Curve] = field(default_factory=list)
+    curves: list[PlottedCurve] = field(default_factory=list)
     logarithmic: bool = False
     marks: list[tuple[float, int]] = field(default_factory=list)
+    """Vertical lines: x, and the colour of the curve that it belongs to."""
 
 
-def line(label: str, x: Iterable[float], y: Tensor, colour: int, *, dashed: bool = False) -> Curve:
-    """Theory over x."""
-    return Curve(label, [float(value) for value in x], _numbers(y), colour=colour, dashed=dashed)
+def line(label: str, x: Iterable[float], y: Tensor, colour: int, *, dashed: bool = False) -> PlottedCurve:
+    """A line of theory over x."""
+    return PlottedCurve(label, [float(value) for value in x], _numbers(y), colour=colour, dashed=dashed)
 
 
-def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int) -> Curve:
-    """What was sampled or trained, with standard errors."""
-    return Curve(label, [float(value) for value in x], _numbers(y), _numbers(error), points=True, colour=colour)
+def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int) -> PlottedCurve:
+    """Sampled or trained points, with standard errors."""
+    return PlottedCurve(label, [float(value) for value in x], _numbers(y), _numbers(error), True, colour)
 
 
 def _numbers(values: Tensor) -> list[float | None]:
@@ -76,31 +62,58 @@ def _numbers(values: Tensor) -> list[float | None]:
 
 
 def as_dicts(axes: Sequence[Axes]) -> list[dict[str, Any]]:
-    """The axes in values that JSON has."""
+    """The axes for JSON."""
     return [asdict(one) for one in axes]
 
 
 def as_csv(name: str, axes: Sequence[Axes]) -> str:
-    """A line for each number of each curve."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["figure", "axes", "curve", "kind", "x", "y", "standard_error"])
-    for one in axes:
-        for curve in one.curves:
-            errors = curve.error or [None] * len(curve.x)
-            for x, y, error in zip(curve.x, curve.y, errors, strict=True):
-                writer.writerow([name, one.title, curve.label, "points" if curve.points else "theory", x, y, error])
-    return text.getvalue()
+    """A row for each number of each curve."""
+    rows = [
+        [name, one.title, curve.label, "points" if curve.points else "theory", x, y, error]
+        for one in axes
+        for curve in one.curves
+        for x, y, error in zip(curve.x, curve.y, curve.error or [None] * len(curve.x), strict=True)
+    ]
+    return csv_text(["figure", "axes", "curve", "kind", "x", "y", "standard_error"], rows)
 
 
 def distance(axes: Axes) -> float:
-    """The largest distance of points from the line of their colour, in standard errors; 0 without both."""
+    """The largest distance of points from the line of their colour, in standard errors; 0 without points or lines."""
     lines = {curve.colour: dict(zip(curve.x, curve.y, strict=True)) for curve in axes.curves if not curve.points}
-    found = 0.0
+    largest = 0.0
     for curve in axes.curves:
         if curve.points and curve.error is not None and curve.colour in lines:
             for x, y, error in zip(curve.x, curve.y, curve.error, strict=True):
-                there = lines[curve.colour].get(x)
-                if y is not None and error and there is not None:
-                    found = max(found, abs(y - there) / error)
-    return found
+                expected = lines[curve.colour].get(x)
+                if y is not None and error and expected is not None:
+                    largest = max(largest, abs(y - expected) / error)
+    return largest
+
+
+class AxesFigure(Figure):
+    """A figure whose record lists the axes to draw; a subclass without `cells` trains nothing."""
+
+    remarks: tuple[str, ...] = ()
+    """Sentences of the caption."""
+
+    def cells(self, lengths: Sequence[int] | None = None) -> list[Any]:
+        """Nothing to train."""
+        return []
+
+    def kind(self, cells: Sequence[Any]) -> str:
+        """Key of the effort in `SCALES`."""
+        return "forgetting"
+
+    def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
+        """Axes, empty until the cells have ended, and remarks."""
+        return {"axes": [], "remarks": list(self.remarks)}
+
+    def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
+        """Caption, CSV and table; the record gets the axes and the table."""
+        axes, caption, text = self.result(record, folder)
+        record["axes"], record["table"] = as_dicts(axes), text
+        return Closing(caption, as_csv(self.name, axes), text)
+
+    @abstractmethod
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+        """Axes, caption and table of a record whose cells have ended."""

@@ -1,10 +1,10 @@
-"""The claims of the paper on fine-tuning, each with theory beside what trained models and samples have."""
+"""The claims of the paper on fine-tuning, checked by theory, samples and trained models."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +12,35 @@ import torch
 from torch import Tensor
 
 from fastlin._info import info
-from fastlin.data.sources import FixedTask
-from fastlin.figures.claims.entry import Claim, Number, percent
+from fastlin.figures.claims.entry import Claim, Number, entries, percent
 from fastlin.figures.forgetting.axes import Axes, as_dicts, line, points
-from fastlin.figures.forgetting.problems import AUTHORS, OTHER, Models, Problem, rescaled, train_models
+from fastlin.figures.forgetting.problems import AUTHORS, OTHER, Models, TuningProblem, ValueOnly, train_models
 from fastlin.figures.forgetting.regimes import mean
 from fastlin.theory import forgetting
-from fastlin.theory.forgetting import attention_error, task_points
+from fastlin.theory.forgetting import task_points
 from fastlin.training.evaluate import evaluate
 
-# Relative distances from theory that count as reached: of losses that training minimises, and of quantities that
-# depend on where in their flat directions the models ended.
+# Relative distances from theory that count as reached: of losses that training minimises, and of quantities that also
+# depend on flat directions of the loss.
 _MINIMISED, _DERIVED = 0.005, 0.02
 _COSINES = (-1.0, -0.5, 0.0, 0.5, 1.0)
 _LONG = 10**6
 _STEPS = (0.03, 0.1, 0.3)
+EFFORT = "forgetting"
+"""Key of the effort in `SCALES`."""
 
 
 def compute(
-    out: Path,
-    *,
-    trials: int,
-    steps: int,
-    batch: int,
-    seed: int = 0,
-    report: Callable[[dict[str, Any]], object] = lambda entry: None,
+    out: Path, *, seed: int = 0, report: Callable[[dict[str, Any]], object] = lambda entry: None, **effort: int
 ) -> dict[str, Any]:
-    """The record of all claims, ready for JSON.
+    """Check all claims, with the arguments and the record of `fastlin.figures.claims.compute`; steps are per phase.
 
-    Parameters
-    ----------
-    out : Path
-        Trained models are in its folder cells/ff-claims: those that have ended are read, those that were stopped go on.
-    trials, steps, batch, seed : int
-        Of the trained models; steps of a phase.
-    report : callable
-        Called with each entry as soon as it is there.
+    Models are in the folder cells/ff-claims of `out`. The record lists `axes` in place of a picture.
     """
-    place = out / "cells" / "ff-claims"
-    effort = {"trials": trials, "steps": steps, "batch": batch, "seed": seed}
-    ours, other = (train_models(problem, place, **effort) for problem in (AUTHORS, OTHER))
+    cells = out / "cells" / "ff-claims"
+    ours, other = (train_models(problem, cells, seed=seed, **effort) for problem in (AUTHORS, OTHER))
     axes: list[Axes] = []
-    makers: list[Callable[[], Claim]] = [
+    checks: list[Callable[[], Claim]] = [
         lambda: reached([ours, other]),
         lambda: threshold(ours, seed),
         lambda: degradation(ours, seed),
@@ -62,23 +49,18 @@ def compute(
         lambda: cosine(ours, axes),
         lambda: auxiliary_step(ours),
     ]
-    entries = []
-    for make in makers:
-        entry = asdict(make())
-        for number in entry["numbers"]:
-            number["value"] = number["value"] if math.isfinite(number["value"]) else None
-        entries.append(entry)
-        report(entry)
+    checked = entries(checks, report)
     return {
         "paper": "Fine-Tuning Without Forgetting In-Context Learning (arXiv 2602.23197)",
         "about": "Errors of trained models are exact, and ± is the standard error over seeds, unless said to be "
-        "sampled. Models are one layer with merged Q, trained with the preset tuned on samples.",
-        "training": effort,
-        "claims": entries,
+        "sampled. Models have one layer with merged Q, trained on samples with the preset tuned.",
+        "training": {**effort, "seed": seed},
+        "claims": checked,
         "title": "Value-only fine-tuning: the best scalar, and what it costs on other tasks",
         "caption": [
-            f"Lines: closed forms. Points: {trials} trained seeds, with standard errors. Left: the scalar w that is "
-            "best at n shots for a task, or for all. Right: excess error at 20 shots of the scalar that is best for θ0."
+            f"Lines: closed forms. Points: {effort['trials']} trained seeds, with standard errors. Left: the scalar w "
+            "that is best at n shots for a task, or for all. Right: excess error at 20 shots of the scalar that is "
+            "best for θ0."
         ],
         "axes": as_dicts(axes),
         "versions": info()["versions"],
@@ -86,13 +68,13 @@ def compute(
 
 
 def _measured(quantity: str, n: int | None, values: Tensor, expected: float | None = None) -> list[Number]:
-    """The mean over seeds and its standard error."""
+    """Mean over seeds, and its standard error."""
     centre, error = mean(values)
     return [Number(quantity, n, float(centre), expected), Number(f"{quantity}, standard error", n, float(error))]
 
 
 def _far(values: Tensor, expected: float) -> float:
-    """Relative distance of the mean over seeds from what is expected."""
+    """Relative distance of the mean over seeds from the value expected."""
     return abs(float(mean(values)[0]) / expected - 1.0)
 
 
@@ -101,40 +83,32 @@ def _verdict(far: float, allowed: float, what: str) -> tuple[str, bool]:
     return f"{what} {'within' if holds else 'not within'} {percent(allowed)} of theory: {percent(far)}.", holds
 
 
-def reached(found: Sequence[Models]) -> Claim:
-    """Whether training ends in the closed forms."""
+def reached(models: Sequence[Models]) -> Claim:
+    """Whether training reaches the closed forms."""
     numbers, worst = [], 0.0
-    for one in found:
-        problem = one.problem
-        losses = {
-            "pretraining loss": (problem.m, evaluate(one.pretrained, problem.source, problem.m).error[0]),
-            "value-only, zero-shot error": (0, one.errors("zs:v", problem.task, [0])[0]),
-            "full fine-tuning, zero-shot error": (0, one.errors("zs:all", problem.task, [0])[0]),
-        }
+    for trained in models:
+        problem = trained.problem
+        pretraining = evaluate(trained.pretrained, problem.source, problem.m).error[0]
+        value_only, full = (trained.errors(regime, problem.task, [0])[0] for regime in ("zs:v", "zs:all"))
         family = forgetting.value_tuned(problem.task.theta, **problem.known)
-        expected = {
-            "pretraining loss": float(forgetting.pretraining_loss(problem.d, **problem.known)),
-            "value-only, zero-shot error": float(problem.theory(family, problem.task, 0)),
-            "full fine-tuning, zero-shot error": problem.noise_variance,
-        }
-        for name, (n, values) in losses.items():
-            numbers += _measured(f"{problem.name}: {name}", n, values, expected[name])
-            worst = max(worst, _far(values, expected[name]))
+        optimum = float(forgetting.pretraining_loss(problem.d, **problem.known))
+        for name, n, values, expected in (
+            ("pretraining loss", problem.m, pretraining, optimum),
+            ("value-only, zero-shot error", 0, value_only, float(problem.theory(family, problem.task, 0))),
+            ("full fine-tuning, zero-shot error", 0, full, problem.noise_variance),
+        ):
+            numbers += _measured(f"{problem.name}: {name}", n, values, expected)
+            worst = max(worst, _far(values, expected))
     verdict, holds = _verdict(worst, _MINIMISED, "Losses that training minimises are")
-    names = " and ".join(one.problem.described() for one in found)
-    return Claim(
-        "Optima",
-        "Theorems 4.1, 4.3 and 4.6: what pretraining, full and value-only fine-tuning end in.",
-        f"Models trained in {names} are at most {percent(worst)} from the closed forms.",
-        verdict,
-        holds,
-        numbers,
-    )
+    names = " and ".join(trained.problem.described() for trained in models)
+    statement = "Theorems 4.1, 4.3 and 4.6: the optima of pretraining, full and value-only fine-tuning."
+    finding = f"Models trained in {names} are at most {percent(worst)} from the closed forms."
+    return Claim("Optima", statement, finding, verdict, holds, numbers)
 
 
-def threshold(found: Models, seed: int) -> Claim:
-    """How many shots a pretrained model needs to do better than without any."""
-    problem = found.problem
+def threshold(models: Models, seed: int) -> Claim:
+    """How many shots a pretrained model needs to beat its zero-shot error."""
+    problem = models.problem
     task, limit = problem.task, forgetting.pretrained(problem.d, cov=problem.cov)
     exact = float(forgetting.threshold_shots(task.theta, problem.cov, problem.noise_variance))
     below, above = math.ceil(exact) - 1, math.floor(exact) + 1
@@ -148,58 +122,58 @@ def threshold(found: Models, seed: int) -> Claim:
         gaps.append((gap, error))
         numbers += [Number("sampled E_n − E_0 of the limit", n, gap, expected), Number("its standard error", n, error)]
     shots = list(range(problem.m + 1))
-    errors = mean(found.errors("pretrain", task, shots))[0]
+    errors = mean(models.errors("pretrain", task, shots))[0]
     family = forgetting.pretrained(problem.d, **problem.known)
     theory = torch.stack([problem.theory(family, task, n) for n in shots])
     first, expected_first = (next((n for n in shots[1:] if e[n] < e[0]), -1) for e in (errors, theory))
     numbers.append(Number(f"first n with E_n < E_0, trained at m = {problem.m}", None, first, expected_first))
     sides = gaps[0][0] > 3 * gaps[0][1] and gaps[1][0] < -3 * gaps[1][1]
     holds = sides and first == expected_first
-    return Claim(
-        "Threshold of shots",
-        "Theorem 4.2: the pretrained optimum beats zero-shot exactly for n > d(1 + σ²/‖θ‖²) − 1.",
+    statement = "Theorem 4.2: the pretrained optimum beats zero-shot exactly for n > d(1 + σ²/‖θ‖²) − 1."
+    finding = (
         f"{problem.described()}: the threshold is {exact:g}. Sampled, n = {below} is {gaps[0][0]:+.3f} ± "
         f"{gaps[0][1]:.3f} from zero-shot and n = {above} is {gaps[1][0]:+.3f} ± {gaps[1][1]:.3f}. Models pretrained "
-        f"at m = {problem.m} first beat zero-shot at n = {first}, their closed form at n = {expected_first}.",
-        "Both sides of the threshold are as stated." if holds else "The threshold was not met.",
-        holds,
-        numbers,
+        f"at m = {problem.m} first beat zero-shot at n = {first}, their closed form at n = {expected_first}."
     )
+    verdict = "Both sides of the threshold are as stated." if holds else "The threshold was not met."
+    return Claim("Threshold of shots", statement, finding, verdict, holds, numbers)
 
 
-def degradation(found: Models, seed: int) -> Claim:
-    """Whether full fine-tuning makes every few-shot error worse than zero-shot."""
-    problem, task = found.problem, found.problem.task
+def degradation(models: Models, seed: int) -> Claim:
+    """Whether full fine-tuning raises every few-shot error above the zero-shot error."""
+    problem, task = models.problem, models.problem.task
     shots = [0, 1, 2, 5, 10, problem.m]
-    errors = found.errors("zs:all", task, shots)
+    errors = models.errors("zs:all", task, shots)
     rises = errors[1:] - errors[0]
     numbers = [number for i, n in enumerate(shots) for number in _measured("trained E_n(θ0)", n, errors[i])]
     limit = float(task.theta @ problem.cov @ task.theta) + problem.noise_variance
-    numbers += _measured("trained E_n(θ0)", _LONG, found.errors("zs:all", task, [_LONG])[0])
+    numbers += _measured("trained E_n(θ0)", _LONG, models.errors("zs:all", task, [_LONG])[0])
     long = evaluate(forgetting.fully_tuned(task.theta), task, [_LONG], exact=False, seed=seed)
     value, error = float(long.error[0, 0]), float(long.standard_error[0, 0])
-    numbers.append(Number("sampled E_n(θ0) of the family", _LONG, value, limit))
-    numbers.append(Number("its standard error", _LONG, error))
+    numbers += [
+        Number("sampled E_n(θ0) of the family", _LONG, value, limit),
+        Number("its standard error", _LONG, error),
+    ]
     sure = min(float(centre) / float(spread) for centre, spread in zip(*mean(rises), strict=True))
     holds = bool((rises > 0).all()) and abs(value - limit) < 5 * error
-    return Claim(
-        "Degradation under full fine-tuning",
+    statement = (
         "Theorem 4.3: after full fine-tuning at zero shots E_n(θ0) > E_0(θ0) = σ² for every n ≥ 1, and tends to "
-        "‖θ0‖² + σ².",
+        "‖θ0‖² + σ²."
+    )
+    finding = (
         f"{problem.described()}: of {errors.shape[1]} seeds each has a higher error at every n tried; the mean rise is "
         f"at least {sure:.0f} standard errors. The family at n = 10⁶ has {value:.4f} ± {error:.4f}, theory "
-        f"{limit:.4f}; the trained models are other minimisers, whose limit is theirs.",
-        "Few shots never help after full fine-tuning." if holds else "Some few-shot error is not above zero-shot.",
-        holds,
-        numbers,
+        f"{limit:.4f}; the trained models are other minimisers, with other limits."
     )
+    verdict = "Few shots never help after full fine-tuning." if holds else "Some few-shot error is not above zero-shot."
+    return Claim("Degradation under full fine-tuning", statement, finding, verdict, holds, numbers)
 
 
-def minimal_update(found: Models) -> Claim:
-    """Whether value-only fine-tuning leaves the free scalar where pretraining had it."""
-    before, after = (found.scalar(regime) for regime in ("pretrain", "zs:v"))
+def minimal_update(models: Models) -> Claim:
+    """Whether value-only fine-tuning keeps the free scalar of pretraining."""
+    before, after = (models.scalar(regime) for regime in ("pretrain", "zs:v"))
     moved = (after - before).abs() / before
-    start = forgetting.pretrained(found.problem.d, **found.problem.known)
+    start = forgetting.pretrained(models.problem.d, **models.problem.known)
     expected = float(forgetting.minimal_update_scalar(start))
     numbers = [
         *_measured("w after pretraining", None, before, expected),
@@ -208,86 +182,77 @@ def minimal_update(found: Models) -> Claim:
     ]
     far = max(_far(before, expected), _far(after, expected))
     holds = float(moved.max()) < 1e-6 and far <= _DERIVED
-    return Claim(
-        "Minimal update",
-        "The update of the value matrix that is least in the Frobenius norm leaves its scalar w = 1; gradient descent "
-        "at zero shots, which does not see w, leaves it too.",
-        f"Fine-tuning changed w by at most {float(moved.max()):.1g} of itself, and both are {percent(far)} from 1.",
-        "w stays where pretraining left it." if holds else "w moved, or was not 1.",
-        holds,
-        numbers,
+    statement = (
+        "The update of the value matrix with the smallest Frobenius norm keeps its scalar w = 1; so does gradient "
+        "descent at zero shots, whose gradient in w is zero."
     )
+    finding = (
+        f"Fine-tuning changed w by at most {float(moved.max()):.1g} of itself, and both are {percent(far)} from 1."
+    )
+    verdict = "Fine-tuning keeps w." if holds else "w moved, or was not 1."
+    return Claim("Minimal update", statement, finding, verdict, holds, numbers)
 
 
 def _vertex(error: Callable[[float], Tensor]) -> Tensor:
-    """Where a parabola in w is least, from its values at 0, 1/2 and 1."""
+    """The minimiser of a parabola in w, from its values at 0, 1/2 and 1."""
     low, half, high = error(0.0), error(0.5), error(1.0)
     return 0.5 * (3.0 * low - 4.0 * half + high) / (2.0 * low - 4.0 * half + 2.0 * high)
 
 
-def scalars(found: Models, axes: list[Axes]) -> Claim:
-    """The best scalar for a task at n shots, and for the average over tasks."""
-    problem, task = found.problem, found.problem.task
-    W, v = rescaled(found, "zs:v")
-    data: dict[str, Any] = {"cov": problem.cov, "noise_var": problem.noise_variance}
+def scalars(models: Models, axes: list[Axes]) -> Claim:
+    """The best scalar at n shots, for one task and for the average over tasks."""
+    problem, task, value_only = models.problem, models.problem.task, ValueOnly(models)
     sphere = task_points(problem.d, radius=1.0)
     tasks = {"θ0": task.theta, "−θ0": -task.theta, "a task at right angles": task.at_cosine(0.0).theta}
     shots, numbers, worst, curves = (2, 5, 10, 20, 40), [], 0.0, []
     n_line = torch.arange(1, 41)
     for colour, name in enumerate([*tasks, "all tasks"], 1):
-        rows = []
+        rows, theta = [], tasks.get(name)
         for n in shots:
 
-            def error(w: float, name: str = name, n: int = n) -> Tensor:
-                own = torch.cat([v[:, :-1], torch.full_like(v[:, -1:], w)], 1)
-                if name in tasks:
-                    return attention_error(W, own, tasks[name], n, **data)
-                return sphere.mean(attention_error(W, own, sphere.theta, n, **data))
+            def error(w: float, theta: Tensor | None = theta, n: int = n) -> Tensor:
+                if theta is None:
+                    return sphere.mean(value_only.at_scalar(w, sphere.theta, n))
+                return value_only.at_scalar(w, theta, n)
 
             best = _vertex(error)
-            expected = float(_scalar_theory(problem, tasks.get(name), n))
+            expected = float(_scalar_theory(problem, theta, n))
             numbers += _measured(f"best w for {name}", n, best, expected)
             worst = max(worst, _far(best, expected))
             rows.append(best)
         curves += [
-            line(name, n_line.tolist(), _scalar_theory(problem, tasks.get(name), n_line), colour),
+            line(name, n_line.tolist(), _scalar_theory(problem, theta, n_line), colour),
             points(name, shots, *mean(torch.stack(rows)), colour),
         ]
     axes.append(Axes("the best scalar", "test shots n", "w", curves))
     verdict, holds = _verdict(worst, _DERIVED, "The best scalars of trained models are")
-    return Claim(
-        "Task-wise and task-averaged scalars",
+    statement = (
         "The best scalar is w*_n(θ) for one task, lower for θ0 than for others, and (n+1)T/[(n+d+1)T + dσ²] on "
-        "average, which tends to 1.",
-        f"{problem.described()}: minima over w of the trained value-only models are at most {percent(worst)} from the "
-        f"formulas, over {len(tasks) + 1} tasks and n = {', '.join(map(str, shots))}.",
-        verdict,
-        holds,
-        numbers,
+        "average, which tends to 1."
     )
+    finding = (
+        f"{problem.described()}: minima over w of the trained value-only models are at most {percent(worst)} from the "
+        f"formulas, over {len(tasks) + 1} tasks and n = {', '.join(map(str, shots))}."
+    )
+    return Claim("Task-wise and task-averaged scalars", statement, finding, verdict, holds, numbers)
 
 
-def _scalar_theory(problem: Problem, theta: Tensor | None, n: Any) -> Tensor:
+def _scalar_theory(problem: TuningProblem, theta: Tensor | None, n: Any) -> Tensor:
     if theta is not None:
         return forgetting.best_scalar(problem.task.theta, theta, n, problem.cov, problem.noise_variance)
     return forgetting.average_scalar(problem.d, n, problem.cov, problem.noise_variance, problem.known["task_cov"])
 
 
-def cosine(found: Models, axes: list[Axes]) -> Claim:
-    """What the scalar that is best for theta0 costs on tasks at an angle."""
-    problem, task, m = found.problem, found.problem.task, found.problem.m
-    W, v = rescaled(found, "zs:v")
-    data: dict[str, Any] = {"cov": problem.cov, "noise_var": problem.noise_variance}
+def cosine(models: Models, axes: list[Axes]) -> Claim:
+    """The excess error, on other tasks, of the scalar that is best for theta0."""
+    problem, task, m, data = models.problem, models.problem.task, models.problem.m, models.problem.data
+    value_only = ValueOnly(models)
     numbers, far, rows = [], 0.0, []
     for n in (m, _LONG):
         used = float(forgetting.best_scalar(task.theta, task.theta, n, **data))
         for cos in _COSINES:
             theta = task.at_cosine(cos).theta
-
-            def error(w: float, theta: Tensor = theta, n: int = n) -> Tensor:
-                own = torch.cat([v[:, :-1], torch.full_like(v[:, -1:], w)], 1)
-                return attention_error(W, own, theta, n, **data)
-
+            error = partial(value_only.at_scalar, theta=theta, n=n)
             least = torch.stack([error(float(w))[i] for i, w in enumerate(_vertex(error))])
             excess = error(used) - least
             expected = float(forgetting.excess_error(task.theta, theta, n, used, **data))
@@ -296,9 +261,9 @@ def cosine(found: Models, axes: list[Axes]) -> Claim:
                 far = max(far, _far(excess, expected))
             if n == m:
                 rows.append(excess)
-    numbers += [
-        Number(f"limit (‖θ0‖²/(d+4)²)(1 − cos)² at cosine {cos:g}", None, float(_limit(task, cos))) for cos in _COSINES
-    ]
+    for cos in _COSINES:
+        limit = float(forgetting.cosine_excess(task.theta, task.at_cosine(cos).theta, task.feature_cov))
+        numbers.append(Number(f"limit (‖θ0‖²/(d+4)²)(1 − cos)² at cosine {cos:g}", None, limit))
     used = float(forgetting.best_scalar(task.theta, task.theta, m, **data))
     grid = [i / 20 for i in range(-20, 21)]
     theory = [float(forgetting.excess_error(task.theta, task.at_cosine(c).theta, m, used, **data)) for c in grid]
@@ -308,46 +273,36 @@ def cosine(found: Models, axes: list[Axes]) -> Claim:
     ]
     axes.append(Axes(f"excess error at {m} shots", "cosine between the task and θ0", "excess error", curves))
     verdict, holds = _verdict(far, 5 * _DERIVED, "Excess errors at cosines of 0 and less are")
-    return Claim(
-        "Excess error against the cosine",
-        "With the scalar that is best for θ0, the excess on another task of its size grows like (1 − cos)².",
+    statement = "With the scalar that is best for θ0, the excess on another task of its size grows like (1 − cos)²."
+    finding = (
         f"{problem.described()}: at n = {m} and in the limit the excess of trained value-only models is at most "
-        f"{percent(far)} from theory where it is not nearly zero.",
-        verdict,
-        holds,
-        numbers,
+        f"{percent(far)} from theory where it is not nearly zero."
     )
+    return Claim("Excess error against the cosine", statement, finding, verdict, holds, numbers)
 
 
-def _limit(task: FixedTask, cos: float) -> Tensor:
-    return forgetting.cosine_excess(task.theta, task.at_cosine(cos).theta, task.feature_cov)
-
-
-def auxiliary_step(found: Models) -> Claim:
-    """How a step on the few-shot loss raises the zero-shot error from its optimum."""
-    problem, task = found.problem, found.problem.task
-    W, v = rescaled(found, "zs:v")
-    data: dict[str, Any] = {"cov": problem.cov, "noise_var": problem.noise_variance}
-    own = v.clone().requires_grad_(True)
-    few = attention_error(W, own, task.theta, problem.m, **data).sum()
-    gradient = torch.autograd.grad(few, own)[0][:, 1:-1]
-    zero = attention_error(W, v, task.theta, 0, **data)
+def auxiliary_step(models: Models) -> Claim:
+    """How much a gradient step on the few-shot loss raises the zero-shot error."""
+    problem, task, value_only = models.problem, models.problem.task, ValueOnly(models)
+    v = value_only.v.clone().requires_grad_(True)
+    few = value_only.error(v, task.theta, problem.m).sum()
+    gradient = torch.autograd.grad(few, v)[0][:, 1:-1]
+    zero = value_only.error(value_only.v, task.theta, 0)
     numbers, worst = [], 0.0
     for step in _STEPS:
-        moved = v.clone()
+        moved = value_only.v.clone()
         moved[:, 1:-1] -= step * gradient
-        rise = attention_error(W, moved, task.theta, 0, **data) - zero
+        rise = value_only.error(moved, task.theta, 0) - zero
         expected = forgetting.auxiliary_step_effect(gradient, step, problem.cov)
         numbers += _measured(f"rise of E_0(θ0), step {step:g}", 0, rise, float(expected.mean()))
         worst = max(worst, _far(rise, float(expected.mean())))
     verdict, holds = _verdict(worst, 5 * _DERIVED, "Rises of the zero-shot error are")
-    return Claim(
-        "The auxiliary step",
+    statement = (
         "A gradient step η on the few-shot loss from the value-only zero-shot optimum raises the zero-shot error by "
-        "η²(d+2)(d+4)‖g‖².",
-        f"{problem.described()}: steps of {', '.join(f'{step:g}' for step in _STEPS)} on the {problem.m}-shot loss of "
-        f"trained models raise their zero-shot errors by amounts that are at most {percent(worst)} from the formula.",
-        verdict,
-        holds,
-        numbers,
+        "η²(d+2)(d+4)‖g‖²."
     )
+    finding = (
+        f"{problem.described()}: steps of {', '.join(f'{step:g}' for step in _STEPS)} on the {problem.m}-shot loss of "
+        f"trained models raise their zero-shot errors by amounts that are at most {percent(worst)} from the formula."
+    )
+    return Claim("The auxiliary step", statement, finding, verdict, holds, numbers)

@@ -1,23 +1,24 @@
-"""Figures 4 and 5 and table 1: models that are pretrained, then fine-tuned in each regime, side by side."""
+"""Figures 4 and 5 and table 1: pretrained models, fine-tuned in several regimes at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastlin import models
 from fastlin.data.sources import FixedTask, SphereTasks
+from fastlin.figures.figure import FigureCell
 from fastlin.figures.forgetting import table
-from fastlin.figures.forgetting.axes import Axes, as_csv, as_dicts, line, points
-from fastlin.figures.forgetting.theory import ERROR, SHOTS
+from fastlin.figures.forgetting.axes import ERROR, SHOTS, Axes, AxesFigure, line, points
 from fastlin.models import Model
 from fastlin.theory import forgetting
 from fastlin.training.evaluate import evaluate
+from fastlin.training.judge import excess
 from fastlin.training.record import MODEL
 
 PRETRAIN, TUNED = "pretrain", "tuned"
@@ -26,20 +27,8 @@ EIGHT = tuple(f"{objective}:{part}" for objective in ("zs", "zs+fs") for part in
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
-    """A run of a figure: pretraining, or the fine-tunings that go on from it.
-
-    Attributes
-    ----------
-    panel, key : str
-    regimes : tuple of str
-        Trained side by side.
-    setting : Setting
-    model : str
-    attention_heads : int
-    after : str or None
-        Key of the cell that it goes on from.
-    """
+class Training(FigureCell):
+    """A run of a figure: pretraining, or its fine-tuning in several regimes at once."""
 
     panel: str
     key: str
@@ -47,85 +36,53 @@ class Training:
     setting: Setting
     model: str
     attention_heads: int
-    after: str | None
+    after: str | None = None
+    stretches: int = 1
     place: float = 0.0
     layers: int = 1
 
     def call(self) -> dict[str, Any]:
-        """Arguments of `train` that the cell decides."""
+        """Arguments of `train` that depend on the cell."""
+        sizes = {"n": self.setting.shots, "model": self.model, "attention_heads": self.attention_heads}
         target = {} if self.after is None else {"target": self.setting.task}
-        return {
-            "mix": self.setting.source,
-            "regime": self.regimes,
-            "n": self.setting.shots,
-            "model": self.model,
-            "attention_heads": self.attention_heads,
-            **target,
-        }
-
-    @property
-    def stretches(self) -> int:
-        """Phases, each of the effort's steps."""
-        return 1 if self.after is None else 2
+        return {"mix": self.setting.source, "regime": self.regimes, **sizes, **target}
 
     def row(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """What the record says of the run."""
-        return {
-            "regimes": list(self.regimes),
-            "risk": summary["best"],
-            "excess_percent": summary["excess_percent"],
-            "trials": summary["trials"],
-            "diverged": summary["diverged"],
-        }
+        """Regimes, risk and trials."""
+        numbers = {name: summary[name] for name in ("excess_percent", "trials", "diverged")}
+        return {"regimes": list(self.regimes), "risk": summary["best"], **numbers}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Tasks uniform on the unit sphere, one of which is tuned on; the authors' values.
-
-    Attributes
-    ----------
-    dimension : int
-    noise_variance : float
-    shots : int
-        Of pretraining, and most in tests.
-    """
+    """Pretraining tasks uniform on the unit sphere, and the task to fine-tune on, with the authors' values."""
 
     dimension: int = 5
     noise_variance: float = 0.1
     shots: int = 20
+    """Context length of pretraining, and the largest in tests."""
 
     @property
     def source(self) -> SphereTasks:
-        """All tasks."""
+        """Pretraining tasks."""
         return SphereTasks(self.dimension, noise_std=self.noise_variance**0.5, bias=True)
 
     @property
     def task(self) -> FixedTask:
-        """theta0, of norm one."""
+        """The fine-tuning task theta0, of norm one."""
         theta = torch.eye(self.dimension, dtype=torch.float64)[0]
         return FixedTask(theta, noise_std=self.noise_variance**0.5, bias=True)
 
     @property
     def known(self) -> dict[str, Any]:
-        """Arguments of the closed forms of what pretraining ends in."""
+        """Arguments of the closed forms of the pretrained optimum."""
         moment = torch.eye(self.dimension, dtype=torch.float64) / self.dimension
         return {"shots": self.shots, "noise_var": self.noise_variance, "task_cov": moment}
 
 
 @dataclass(frozen=True)
-class TrainedFigure:
-    """A figure of models that were pretrained and fine-tuned.
-
-    Attributes
-    ----------
-    name, title : str
-    regimes : tuple of str
-    model : str
-    attention_heads : int
-    remarks : tuple of str
-    setting : Setting
-    """
+class TrainedFigure(AxesFigure):
+    """A figure of models that were pretrained and fine-tuned."""
 
     name: str
     title: str
@@ -134,52 +91,47 @@ class TrainedFigure:
     attention_heads: int = 1
     remarks: tuple[str, ...] = ()
     setting: Setting = Setting()
-    shallower: ClassVar[str | None] = None
-    values: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Training]:
-        """Pretraining, and all fine-tunings of it in one run."""
+        """One pretraining run, and one run that fine-tunes it in all regimes."""
         same = (self.setting, self.model, self.attention_heads)
         return [
-            Training(self.name, PRETRAIN, (PRETRAIN,), *same, after=None),
-            Training(self.name, TUNED, self.regimes, *same, after=PRETRAIN),
+            Training(self.name, PRETRAIN, (PRETRAIN,), *same),
+            Training(self.name, TUNED, self.regimes, *same, after=PRETRAIN, stretches=2),
         ]
 
-    def kind(self, cells: Sequence[Any]) -> str:
-        """Which effort of a scale is meant."""
-        return "forgetting"
-
-    def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
-        """What the record says before anything is trained."""
-        return {"axes": [], "remarks": list(self.remarks)}
-
     def trained(self, record: Mapping[str, Any], folder: Path) -> dict[str, Model]:
-        """Models of the cells that have ended, by their keys."""
+        """Models of the cells that are done, by key."""
         done = [cell["key"] for cell in record["cells"] if cell["state"] == "done"]
         return {key: models.load(folder / "cells" / self.name / key / MODEL) for key in done}
 
     def errors(self, trained: Mapping[str, Model], task: FixedTask, shots: Sequence[int]) -> dict[str, Tensor]:
-        """Exact errors (S, seeds) of each regime at shot counts."""
-        found: dict[str, Tensor] = {}
-        for key, model in trained.items():
-            errors = evaluate(model, task, shots, prompts=False, exact=True).error
+        """Exact errors (S, seeds) of each regime, by shots."""
+        return self._by_regime(
+            {key: evaluate(model, task, shots, prompts=False, exact=True).error for key, model in trained.items()}
+        )
+
+    def _by_regime(self, by_cell: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Numbers of all trials (..., R), by cell, as numbers of the seeds (..., seeds), by regime."""
+        by_regime: dict[str, Tensor] = {}
+        for key, values in by_cell.items():
             names = (PRETRAIN,) if key == PRETRAIN else self.regimes
-            found |= {name: errors[:, i :: len(names)] for i, name in enumerate(names)}
-        return found
+            by_regime |= {name: values[..., i :: len(names)] for i, name in enumerate(names)}
+        return by_regime
 
     def protocol(self, record: Mapping[str, Any]) -> str:
-        """The training, in words."""
+        """The training, as a sentence."""
         asked = record["asked"]
         finite = "fresh data" if asked["preset"] == "tuned" else "fine-tuning on 100,000 points, with replacement"
         return (
-            f"{asked['trials']} seeds on data of their own, {asked['steps']:,} steps of {asked['batch']:,} sequences "
-            f"for pretraining and as many for each fine-tuning, preset {asked['preset']}, {finite}. Errors are exact "
-            "for each seed; bars and ± are standard errors over seeds."
+            f"{asked['trials']} seeds with separate data; {asked['steps']:,} steps of {asked['batch']:,} sequences for "
+            f"pretraining and as many for each fine-tuning; preset {asked['preset']}, {finite}. Errors are exact for "
+            "each seed; bars and ± are standard errors over seeds."
         )
 
 
 def mean(errors: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the last dimension, the seeds, and its standard error; over those that are finite."""
+    """Mean over the last dimension, the seeds, and its standard error; leaves out seeds that are not finite."""
     errors = errors[..., torch.isfinite(errors).reshape(-1, errors.shape[-1]).all(0)]
     count = errors.shape[-1]
     if count < 2:
@@ -191,102 +143,81 @@ def mean(errors: Tensor) -> tuple[Tensor, Tensor]:
 class EightRegimes(TrainedFigure):
     """Figure 5: errors on the tuned task and on its opposite, and table 1."""
 
-    def closing(
-        self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None
-    ) -> tuple[list[str], str, str]:
-        """Caption, CSV and table 1 with the findings."""
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+        """Curves of all regimes, and table 1 with the findings."""
         trained = self.trained(record, folder)
         shots, axes, corners = range(self.setting.shots + 1), [], {}
+        order = [PRETRAIN, *self.regimes]
         for name, cosine in (("θ0", 1.0), ("−θ0", -1.0)):
-            found = self.errors(trained, self.setting.task.at_cosine(cosine), shots)
-            order = [PRETRAIN, *self.regimes]
-            curves = [
-                points(regime, shots, *mean(found[regime]), order.index(regime)) for regime in order if regime in found
-            ]
+            errors = self.errors(trained, self.setting.task.at_cosine(cosine), shots)
+            shown = [(colour, regime) for colour, regime in enumerate(order) if regime in errors]
+            curves = [points(regime, shots, *mean(errors[regime]), colour) for colour, regime in shown]
             axes.append(Axes(f"task {name}", SHOTS, ERROR, curves, logarithmic=True))
-            for regime, errors in found.items():
-                corners[regime, name, 0], corners[regime, name, shots[-1]] = errors[0], errors[-1]
-        record["axes"] = as_dicts(axes)
+            for regime, own in errors.items():
+                corners[regime, name, 0], corners[regime, name, shots[-1]] = own[0], own[-1]
         findings = table.findings(corners, self.setting.shots) if len(trained) == 2 else []
-        text = table.as_text(corners, [PRETRAIN, *self.regimes], self.setting.shots) if trained else ""
+        text = table.as_text(corners, order, self.setting.shots) if trained else ""
         record["findings"] = findings
-        said = [f"{'Holds' if entry['holds'] else 'Does not hold'}: {entry['text']}" for entry in findings]
-        text += "".join(f"{sentence}\n" for sentence in said)
-        record["table"] = text
-        return [self.protocol(record), *self.remarks, *said], as_csv(self.name, axes), text
+        verdicts = [f"{'Holds' if entry['holds'] else 'Does not hold'}: {entry['text']}" for entry in findings]
+        text += "".join(f"{sentence}\n" for sentence in verdicts)
+        return axes, [self.protocol(record), *self.remarks, *verdicts], text
 
 
 @dataclass(frozen=True)
 class OnTheory(TrainedFigure):
-    """Figure 4: pretrained, value-only and fully fine-tuned models on the curves of theory."""
+    """Figure 4: pretrained, value-only and fully fine-tuned models, beside their closed forms."""
 
     name: str = "ff4"
     title: str = "Figure 4: trained models on their closed forms, task θ0"
     regimes: tuple[str, ...] = ("zs:v", "zs:all")
     remarks: tuple[str, ...] = (
-        "Value-only theory is at the scalar w that training ended in. Full fine-tuning has other minimisers than the "
-        "family's, whose few-shot errors differ: its dashed line is the family's at w = 1, shown and not judged.",
+        "The value-only closed form uses the scalar w that training ended with. Full fine-tuning also has minimisers "
+        "outside the paper's family, with other few-shot errors: the dashed line is the family at w = 1, not a target. "
+        "An excess below zero is possible at 20 shots: training does not minimise that error.",
     )
 
-    def closing(
-        self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None
-    ) -> tuple[list[str], str, str]:
-        """Caption, CSV and the distances from theory."""
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+        """Trained errors on the closed forms, and the excess over these."""
         trained, setting = self.trained(record, folder), self.setting
-        task, shots = setting.task, range(setting.shots + 1)
-        n = torch.arange(setting.shots + 1)
-        found = self.errors(trained, task, shots)
-        scalars = self.scalars(trained)
+        task, shots, last = setting.task, range(setting.shots + 1), setting.shots
+        errors = self.errors(trained, task, shots)
+        pretrained = forgetting.pretrained(setting.dimension, **setting.known)
+        scalars = self._by_regime({key: scalar(model, pretrained.Q) for key, model in trained.items()})
         families = {
-            PRETRAIN: forgetting.pretrained(setting.dimension, **setting.known),
+            PRETRAIN: pretrained,
             "zs:v": forgetting.value_tuned(task.theta, scalars.get("zs:v", torch.ones(1)).mean(), **setting.known),
             "zs:all": forgetting.fully_tuned(task.theta),
         }
         names = {PRETRAIN: "pretrained", "zs:v": "value-only", "zs:all": "full fine-tuning"}
         curves, theory = [], {}
         for colour, (regime, family) in enumerate(families.items()):
-            theory[regime] = forgetting.error(family, task.theta, n, noise_var=setting.noise_variance)
+            theory[regime] = forgetting.error(family, task.theta, torch.tensor(shots), noise_var=setting.noise_variance)
             curves.append(line(names[regime], shots, theory[regime], colour, dashed=regime == "zs:all"))
-            if regime in found:
-                curves.append(points(names[regime], shots, *mean(found[regime]), colour))
-        axes = [Axes("task θ0", SHOTS, ERROR, curves, logarithmic=True)]
-        record["axes"] = as_dicts(axes)
+            if regime in errors:
+                curves.append(points(names[regime], shots, *mean(errors[regime]), colour))
         rows = []
         if len(trained) == 2:
             pretraining = evaluate(trained[PRETRAIN], setting.source, [setting.shots], prompts=False).error[0]
             optimum = forgetting.pretraining_loss(setting.dimension, **setting.known)
             value = setting.noise_variance + 2.0 / (setting.dimension + 4)
-            last = setting.shots
             rows = [
                 ("pretraining loss", pretraining, float(optimum), 0.5),
-                ("value-only, zero-shot", found["zs:v"][0], value, 0.5),
-                ("full fine-tuning, zero-shot", found["zs:all"][0], setting.noise_variance, 0.5),
-                (f"pretrained, {last} shots", found[PRETRAIN][-1], float(theory[PRETRAIN][-1]), 2.0),
-                (f"value-only, {last} shots", found["zs:v"][-1], float(theory["zs:v"][-1]), 2.0),
+                ("value-only, zero-shot", errors["zs:v"][0], value, 0.5),
+                ("full fine-tuning, zero-shot", errors["zs:all"][0], setting.noise_variance, 0.5),
+                (f"pretrained, {last} shots", errors[PRETRAIN][-1], float(theory[PRETRAIN][-1]), 2.0),
+                (f"value-only, {last} shots", errors["zs:v"][-1], float(theory["zs:v"][-1]), 2.0),
             ]
-        text = table.distances(rows)
-        record["table"] = text
-        judged = [
-            f"{name}: {100 * (float(mean(errors)[0]) / optimum - 1):+.3f} % from theory"
-            for name, errors, optimum, _ in rows
+        percents = [
+            f"{name}: {100 * excess(float(mean(own)[0]), optimum):+.3f} % from theory" for name, own, optimum, _ in rows
         ]
         w = mean(scalars["zs:v"])[0] if "zs:v" in scalars else torch.tensor(torch.nan)
-        said = [f"{'; '.join(judged)}; w = {float(w):.4f}."] if judged else []
-        return [self.protocol(record), *said, *self.remarks], as_csv(self.name, axes), text
-
-    def scalars(self, trained: Mapping[str, Model]) -> dict[str, Tensor]:
-        """The free scalar (seeds,) that each regime ended in, with Q in the size of the pretrained optimum."""
-        Q = forgetting.pretrained(self.setting.dimension, **self.setting.known).Q
-        found: dict[str, Tensor] = {}
-        for key, model in trained.items():
-            names = (PRETRAIN,) if key == PRETRAIN else self.regimes
-            every = scalar(model, Q)
-            found |= {name: every[i :: len(names)] for i, name in enumerate(names)}
-        return found
+        sentences = [f"{'; '.join(percents)}; w = {float(w):.4f}."] if percents else []
+        axes = [Axes("task θ0", SHOTS, ERROR, curves, logarithmic=True)]
+        return axes, [self.protocol(record), *sentences, *self.remarks], table.distances(rows)
 
 
 def scalar(model: Model, Q: Tensor) -> Tensor:
-    """The scalar v (R,) of one-layer models in the units where the features' block of W is as large as Q."""
+    """The scalar v (R,) of one-layer models, in units where the features' block of W has the size of Q."""
     with torch.no_grad():
         forms = model.forms(False)
     W, v = forms["W"], forms["v"]

@@ -1,12 +1,12 @@
 """Closed forms of fine-tuning without forgetting in-context learning.
 
-Tokens z_i = [1; x_i; y_i], query z = [1; x; 0], n shots, N = n + 1 columns, the query among them:
+Tokens are z_i = [1; x_i; y_i], the query is z = [1; x; 0]. With n shots there are N = n + 1 columns, query included:
 
     f = (1/N) { sum_i (v_x'x_i + v y_i)(q + x_i'Q x) + v_x'x (q + x'Q x) }
 
-x ~ N(0, S), y = theta'x + noise of variance s2, <a, b> = a'S b, ||a||^2 = <a, a>. `cov` is S, `task_cov` is
-T = E[theta theta'] (unit sphere: I/d); None is the identity for both. A shot count of None is the limit of
-many. Results are float64 tensors and keep the autograd graph of their arguments.
+x ~ N(0, S), y = theta'x + noise of variance s2, <a, b> = a'S b, ||a||^2 = <a, a>. `cov` is S and `task_cov` is
+T = E[theta theta'], I/d for the unit sphere; None is the identity. A shot count of None is the limit n -> infinity.
+Results are float64 tensors and keep the autograd graph of their arguments.
 """
 
 from fastlin.theory.forgetting.attention import TaskPoints, attention_error, task_points

@@ -6,14 +6,14 @@ d + 1 rows of W_h, b_ij = A_i Z v_j, B_h the first d + 1 columns of A_h and g_h 
 
     f = s sum_h { xt'A_h (sum_i z_i z_i' + P) v_h + (xt'B_h xt)(g_h'xt) }
 
-has, given xt, the mean theta'x + l'xt + s sum_h (xt'B_h xt)(g_h'xt) with l = s sum_h (n b_hh + A_h P v_h) - [0; theta],
-and a variance whose expectation is
+has, given xt, the mean theta'x + l'xt + s sum_h (xt'B_h xt)(g_h'xt) with l = s sum_h (n b_hh + A_h P v_h) - [0; theta].
+The expectation of its variance is
 
     s^2 n sum_ij { tr(X A_i Z A_j') v_i'Z v_j + b_ij'X b_ji - 2 (A_i e)'X (A_j e) (v_i'e)(v_j'e) }
 
-The square of the mean needs moments of xt up to the sixth. For a Gaussian vector of mean e and second moment X these
-are sums over pairings with X, less twice those with four indices on e, and 16 times that with six. All is exact. The
-error is a polynomial of degree four in theta, so that averages over tasks are finite sums: `task_points`.
+The square of the mean needs moments of xt up to the sixth. For a Gaussian vector of mean e and second moment X they are
+sums over pairings with X, minus twice those with four indices on e, plus 16 times that with six. The result is exact.
+The error is a polynomial of degree four in theta, so averages over tasks are finite sums (`task_points`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shots, check_variance
+from fastlin.theory._checks import array, check_shots, check_variance, identity
 from fastlin.theory.forgetting.family import covariance
-from fastlin.theory.forgetting.risk import tasks
+from fastlin.theory.forgetting.risk import inner
 
 
 def attention_error(
@@ -49,14 +49,11 @@ def attention_error(
     W : Tensor (m, m); (R, m, m) with trials; (R, H, m, m) with attention heads
         m = d + 2.
     v : Tensor (m,); (R, m); (R, H, m)
-    theta : Tensor (..., d)
-    n : int
+    theta, n, cov, noise_var : as in `error`, with a single n
     p : Tensor (t, m) or (R, t, m), optional
         Prompt tokens.
-    cov : Tensor (d, d), optional
-    noise_var : float
     scale : float, optional
-        1/(n+1) if not given.
+        None is 1/(n+1).
     see_query : bool
         Whether the query is in G.
 
@@ -66,24 +63,20 @@ def attention_error(
 
     Examples
     --------
-    >>> theta = torch.tensor([1.0, 0.0, 0.0])
     >>> W, v = fl.theory.forgetting.pretrained(3, shots=20).attention()
-    >>> round(float(fl.theory.forgetting.attention_error(W, v, theta, 20)), 4)
-    0.1667
+    >>> fl.theory.forgetting.attention_error(W, v, [1.0, 0.0, 0.0], n=20)
+    tensor(0.1667, dtype=torch.float64)
     """
-    theta = tasks("theta", theta)
+    theta = array("theta", theta, ("...", "d"))
     d = theta.shape[-1]
     m, S, s2, n = d + 2, covariance("cov", cov, d), check_variance(noise_var), check_shots(n)
     s = 1.0 / (n + 1) if scale is None else float(scale)
-    W, v = as_float64("W", W), as_float64("v", v)
-    check_shape("W", W, (m, m), ("R", m, m), ("R", "H", m, m))
-    check_shape("v", v, (*W.shape[:-2], m))
+    W = array("W", W, (m, m), ("R", m, m), ("R", "H", m, m))
+    v = array("v", v, (*W.shape[:-2], m))
     lead = W.shape[:1] if W.ndim > 2 else W.shape[:0]
     W, v = W.reshape(*(lead or (1,)), -1, m, m), v.reshape(*(lead or (1,)), -1, m)
     if p is not None:
-        p = as_float64("p", p)
-        check_shape("p", p, (*lead, "t", m))
-        p = p.reshape(len(W), -1, m)
+        p = array("p", p, (*lead, "t", m)).reshape(len(W), -1, m)
     errors = _errors(W, v, theta.reshape(-1, d), n, p, S, s2, s, see_query)
     return errors.reshape((*lead, *theta.shape[:-1]))
 
@@ -91,7 +84,7 @@ def attention_error(
 def _errors(
     W: Tensor, v: Tensor, theta: Tensor, n: int, p: Tensor | None, S: Tensor, s2: float, s: float, see_query: bool
 ) -> Tensor:
-    """(R, T) of W (R, H, m, m), v (R, H, m), theta (T, d). Indices i, j run over attention heads."""
+    """Errors (R, T) of W (R, H, m, m), v (R, H, m), theta (T, d). Indices i, j run over attention heads."""
     d = theta.shape[-1]
     A, B, g = W[..., : d + 1, :], W[..., : d + 1, : d + 1], v[..., : d + 1]
     B = 0.5 * (B + B.mT)
@@ -104,7 +97,7 @@ def _errors(
     line = line - torch.nn.functional.pad(theta, (1, 0))[:, None]
     if p is not None:
         line = line + s * torch.einsum("rhdm,rqm,rql,rhl->rd", A, p, p, v)
-    errors = s2 + _inner(X, line, line)
+    errors = s2 + inner(X, line, line)
     if see_query:
         H = W.shape[1]
         for i in range(H):
@@ -132,12 +125,8 @@ def _token_moment(theta: Tensor, S: Tensor, s2: float) -> Tensor:
     return Z + one
 
 
-def _inner(X: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return ((a @ X) * b).sum(-1)
-
-
 def _apply(M: Tensor, a: Tensor) -> Tensor:
-    """M (R, d, d) on vectors (..., R, d)."""
+    """M (R, d, d) times vectors (..., R, d)."""
     return torch.einsum("rcd,...rd->...rc", M, a)
 
 
@@ -147,31 +136,30 @@ def _trace(M: Tensor) -> Tensor:
 
 def _fourth(X: Tensor, a: Tensor, g: Tensor, B: Tensor) -> Tensor:
     """E[(a'xt)(g'xt)(xt'B xt)], (..., R)."""
-    twice = _inner(X, a, g) * _trace(B @ X) + 2.0 * ((a @ X) * _apply(B, g @ X)).sum(-1)
+    twice = inner(X, a, g) * _trace(B @ X) + 2.0 * ((a @ X) * _apply(B, g @ X)).sum(-1)
     return twice - 2.0 * a[..., 0] * g[..., 0] * B[..., 0, 0]
 
 
 def _sixth(X: Tensor, g: Tensor, h: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """E[(g'xt)(h'xt)(xt'B xt)(xt'C xt)], (R,): 15 pairings, those with four indices on e, and that with six."""
     gX, hX, BX, CX = g @ X, h @ X, B @ X, C @ X
-    tB, tC, gh = _trace(BX), _trace(CX), _inner(X, g, h)
+    tB, tC, gh = _trace(BX), _trace(CX), inner(X, g, h)
     Bh, Ch, Bg, Cg = _apply(B, hX), _apply(C, hX), _apply(B, gX), _apply(C, gX)
     pairs = gh * (tB * tC + 2.0 * (BX * CX.mT).sum((-2, -1)))
     pairs = pairs + 2.0 * ((gX * Bh).sum(-1) * tC + (gX * Ch).sum(-1) * tB)
-    pairs = pairs + 4.0 * (_inner(X, Bg, Ch) + _inner(X, Cg, Bh))
+    pairs = pairs + 4.0 * (inner(X, Bg, Ch) + inner(X, Cg, Bh))
     g0, h0, B0, C0 = g[..., 0], h[..., 0], B[..., 0, 0], C[..., 0, 0]
-    four = gh * B0 * C0 + g0 * h0 * (tB * C0 + tC * B0 + 4.0 * _inner(X, B[..., 0], C[..., 0]))
+    four = gh * B0 * C0 + g0 * h0 * (tB * C0 + tC * B0 + 4.0 * inner(X, B[..., 0], C[..., 0]))
     four = four + 2.0 * h0 * (Bg[..., 0] * C0 + Cg[..., 0] * B0) + 2.0 * g0 * (Bh[..., 0] * C0 + Ch[..., 0] * B0)
     return pairs - 2.0 * four + 16.0 * g0 * h0 * B0 * C0
 
 
 class TaskPoints(NamedTuple):
-    """Tasks (T, d) and weights (T,), some of them negative, that give averages of polynomials of degree four.
+    """Tasks and weights, some of them negative, for exact averages of polynomials of degree four.
 
     Attributes
     ----------
-    theta : Tensor (T, d)
-    weight : Tensor (T,)
+    theta, weight : Tensor (T, d), (T,)
 
     Examples
     --------
@@ -184,50 +172,37 @@ class TaskPoints(NamedTuple):
     weight: Tensor
 
     def mean(self, errors: Tensor) -> Tensor:
-        """The average over tasks of errors (..., T) at these.
-
-        Parameters
-        ----------
-        errors : Tensor (..., T)
-
-        Returns
-        -------
-        Tensor (...)
-        """
+        """Average over tasks (...) of errors (..., T) at the points."""
         return errors @ self.weight
 
 
 def task_points(d: int, *, radius: float | None = None, mean: Any = None, task_cov: Any = None) -> TaskPoints:
     """Tasks whose weighted sums are exact averages of `attention_error` over a distribution of tasks.
 
-    With `radius` the distribution is uniform on that sphere in R^d, else N(mean, task_cov); None is 0 and I. Both
-    formulas are of degree five, with 2 d^2 points, and one more for the Gaussian.
+    With `radius` the distribution is uniform on that sphere in R^d, else it is N(mean, task_cov). Both cubature
+    formulas have degree five. The sphere has 2 d^2 points, the Gaussian one more.
 
     Parameters
     ----------
     d : int
         Number of features.
     radius : float, optional
-        Of the sphere.
-    mean : Tensor (d,), optional
-    task_cov : Tensor (d, d), optional
+    mean, task_cov : Tensor (d,), (d, d), optional
+        None is 0 and I.
 
     Returns
     -------
     TaskPoints
-        theta (T, d) and weight (T,).
 
     Examples
     --------
     >>> points = fl.theory.forgetting.task_points(3, radius=1.0)
     >>> family = fl.theory.forgetting.pretrained(3, shots=20, task_cov=torch.eye(3) / 3)
     >>> errors = fl.theory.forgetting.attention_error(*family.attention(), points.theta, 20)
-    >>> round(float(points.mean(errors)), 6)
-    0.166667
-    >>> round(float(fl.theory.forgetting.pretraining_loss(3, shots=20, task_cov=torch.eye(3) / 3)), 6)
-    0.166667
+    >>> points.mean(errors), fl.theory.forgetting.pretraining_loss(3, shots=20, task_cov=torch.eye(3) / 3)
+    (tensor(0.1667, dtype=torch.float64), tensor(0.1667, dtype=torch.float64))
     """
-    eye = torch.eye(d, dtype=torch.float64)
+    eye = identity(d)
     if radius is not None:
         single, pair = (4 - d) / (2 * d * (d + 2)), 1.0 / (d * (d + 2))
         points, weights = [radius * eye, -radius * eye], [torch.full((2 * d,), single, dtype=torch.float64)]
@@ -244,5 +219,5 @@ def task_points(d: int, *, radius: float | None = None, mean: Any = None, task_c
     if radius is None:
         values, vectors = torch.linalg.eigh(covariance("task_cov", task_cov, d))
         theta = theta @ (vectors * values.clamp(min=0.0).sqrt()).mT
-        theta = theta if mean is None else theta + as_float64("mean", mean)
+        theta = theta if mean is None else theta + array("mean", mean)
     return TaskPoints(theta, weight)

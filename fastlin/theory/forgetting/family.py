@@ -1,4 +1,4 @@
-"""The family of predictors that the theory covers, and its members that training ends in."""
+"""The family of predictors that the theory covers, and the members that training converges to."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shots, check_variance, identity
+from fastlin.theory._checks import array, check_shots, check_variance, identity
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """V with last row [0, v_x', v] and Q = blockdiag(q, Q, 0); fields become float64 tensors.
+    """Predictors with a value matrix V of last row [0, v_x', v] and the query-key matrix blockdiag(q, Q, 0).
 
     Attributes
     ----------
-    v_x : Tensor (d,)
-        What the value matrix reads from the features.
-    v : Tensor ()
-        What it reads from the label.
-    q : Tensor ()
-        Query-key weight of the constant coordinate.
-    Q : Tensor (d, d)
-        Query-key weight of the features.
+    v_x, v : Tensor (d,), ()
+        Weights of the features and of the label in the value.
+    q, Q : Tensor (), (d, d)
+        Query-key weights of the constant coordinate and of the features.
 
     Examples
     --------
@@ -40,14 +36,10 @@ class Family:
     Q: Tensor
 
     def __post_init__(self) -> None:
-        v_x = as_float64("v_x", self.v_x)
-        check_shape("v_x", v_x, ("d",))
-        fields = {"v_x": v_x}
-        for name, shape in (("v", ()), ("q", ()), ("Q", (v_x.shape[0], v_x.shape[0]))):
-            fields[name] = as_float64(name, getattr(self, name))
-            check_shape(name, fields[name], shape)
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "v_x", array("v_x", self.v_x, ("d",)))
+        shapes: dict[str, tuple[int, ...]] = {"v": (), "q": (), "Q": (self.d, self.d)}
+        for name, shape in shapes.items():
+            object.__setattr__(self, name, array(name, getattr(self, name), shape))
 
     @property
     def d(self) -> int:
@@ -55,15 +47,9 @@ class Family:
         return self.v_x.shape[0]
 
     def attention(self) -> tuple[Tensor, Tensor]:
-        """W (m, m) and v (m,) for the ops, m = d + 2, constant coordinate first.
+        """W = blockdiag(q, Q', 0) (m, m) and v (m,), the last row of V, for the ops; m = d + 2.
 
-        f = scale (W'z).(G v) with W = blockdiag(q, Q', 0) and v the last row of V; the ops want p=None,
-        see_query=True and scale = 1/(n+1).
-
-        Returns
-        -------
-        W : Tensor (m, m)
-        v : Tensor (m,)
+        The ops need p=None, see_query=True and scale = 1/(n+1).
         """
         zero = self.v_x.new_zeros(1)
         pad = torch.nn.functional.pad
@@ -73,18 +59,16 @@ class Family:
 
 @dataclass(frozen=True, eq=False)
 class FamilyOptimum:
-    """A member of the family that training should end in, up to (sV, Q/s), and its loss, which `float` gives.
+    """The member of the family that training should reach, up to (sV, Q/s); `float(optimum)` is its loss.
 
     Attributes
     ----------
     family : Family
-        With v_x (d,), v (), q (), Q (d, d).
     loss : float
 
     Examples
     --------
-    >>> family = fl.theory.forgetting.pretrained(3, shots=20)
-    >>> float(fl.theory.forgetting.FamilyOptimum(family, 0.5))
+    >>> float(fl.theory.forgetting.FamilyOptimum(fl.theory.forgetting.pretrained(3), loss=0.5))
     0.5
     """
 
@@ -96,21 +80,20 @@ class FamilyOptimum:
 
 
 def symmetric(name: str, value: Any, d: int) -> Tensor:
-    """A symmetric (d, d) matrix, the identity for None."""
+    """`value` as a symmetric float64 matrix (d, d); None is the identity."""
     d = check_shots(d, "d")
     if d == 0:
         raise ValueError("d: wants at least one feature, got 0")
     if value is None:
         return identity(d)
-    matrix = as_float64(name, value)
-    check_shape(name, matrix, (d, d))
+    matrix = array(name, value, (d, d))
     if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-9):
         raise ValueError(f"{name}: wants a symmetric matrix, got one that is not")
     return matrix
 
 
 def covariance(name: str, value: Any, d: int) -> Tensor:
-    """A positive semi-definite (d, d) matrix, the identity for None."""
+    """`value` as a positive semi-definite float64 matrix (d, d); None is the identity."""
     matrix = symmetric(name, value, d)
     if value is not None:
         lowest = float(torch.linalg.eigvalsh(matrix.detach())[0])
@@ -119,21 +102,14 @@ def covariance(name: str, value: Any, d: int) -> Tensor:
     return matrix
 
 
-def vector(name: str, value: Any) -> Tensor:
-    """A float64 vector (d,)."""
-    tensor = as_float64(name, value)
-    check_shape(name, tensor, ("d",))
-    return tensor
-
-
 def pretrained(
     d: int, shots: int | None = None, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None
 ) -> Family:
-    """The optimum of pretraining on `shots` = m shots: in-context learning and nothing else.
+    """Optimum of pretraining with `shots` = m shots: pure in-context learning.
 
         v_x = 0    v = 1    q = 0    Q = (S + (tr(ST) + s2)/(m+1) T^-1)^-1    m -> infinity: Q = S^-1
 
-    Only T, not the law of theta, enters. No inverse of T is taken. (sV, Q/s) is the same predictor.
+    It depends on the distribution of theta only through T, which may be singular. (sV, Q/s) is the same predictor.
 
     Parameters
     ----------
@@ -141,17 +117,14 @@ def pretrained(
         Number of features.
     shots : int or None
         m; None is the limit of many.
-    cov : Tensor (d, d), optional
-        S, of the features; None is I.
+    cov, task_cov : Tensor (d, d), optional
+        S, of the features, and T = E[theta theta']; None is I.
     noise_var : float
         s2.
-    task_cov : Tensor (d, d), optional
-        T = E[theta theta']; None is I.
 
     Returns
     -------
     Family
-        With v_x (d,), v (), q (), Q (d, d).
 
     Examples
     --------
@@ -175,13 +148,13 @@ def pretrained(
 
 
 def fully_tuned(theta0: Any, c: Any = 1.0) -> Family:
-    """Zero-shot fine-tuning of every weight on theta0 (d,): v_x = theta0, q = 1, Q = 0, and v = c is free.
+    """Zero-shot fine-tuning of all weights on theta0 (d,): v_x = theta0, q = 1, Q = 0, and any v = c.
 
         E_0(theta) = s2 + ||theta - theta0||^2
         E_n(theta) = s2 + ||theta - theta0/N||^2 + (n/N^2)(||theta0 + c theta||^2 + c^2 s2)
                   -> s2 + ||theta||^2
 
-    Other global minimisers of the zero-shot loss exist; this is the one the paper's family describes.
+    The zero-shot loss has other global minimisers; this one is in the paper's family.
 
     Parameters
     ----------
@@ -193,58 +166,44 @@ def fully_tuned(theta0: Any, c: Any = 1.0) -> Family:
     Returns
     -------
     Family
-        With v_x (d,), v (), q (), Q (d, d).
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> family = fl.theory.forgetting.fully_tuned(theta0)
-    >>> round(float(fl.theory.forgetting.error(family, theta0, n=0, noise_var=0.1)), 12)
-    0.1
+    >>> family = fl.theory.forgetting.fully_tuned([1.0, 2.0])
+    >>> fl.theory.forgetting.error(family, [1.0, 2.0], n=0, noise_var=0.1)
+    tensor(0.1000, dtype=torch.float64)
     """
-    theta0 = vector("theta0", theta0)
+    theta0 = array("theta0", theta0, ("d",))
     d = theta0.shape[0]
     return Family(theta0, c, theta0.new_ones(()), theta0.new_zeros(d, d))
 
 
 def value_tuned(
-    theta0: Any,
-    c: Any = 1.0,
-    shots: int | None = None,
-    cov: Any = None,
-    noise_var: float = 0.0,
-    task_cov: Any = None,
+    theta0: Any, c: Any = 1.0, shots: int | None = None, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None
 ) -> Family:
     """Zero-shot fine-tuning of the value matrix alone, from `pretrained(d, shots, cov, noise_var, task_cov)`.
 
         v_x = M2^-1 m1 theta0 = [(t1^2 + 2 t2) I + 4 t1 Q S + 8 Q S Q S]^-1 [t1 I + 2 Q S] theta0
         t1 = tr(Q S), t2 = tr(Q S Q S), Q and q = 0 of the pretrained model; shots = None: v_x = theta0/(d+4)
 
-    v = c does not enter the zero-shot loss, whose minimum is s2 + ||theta0||^2 - theta0' m1 M2^-1 m1 theta0,
-    in the limit s2 + 2 ||theta0||^2/(d+4).
+    The zero-shot loss does not depend on v = c. Its minimum is s2 + ||theta0||^2 - theta0' m1 M2^-1 m1 theta0, in the
+    limit s2 + 2 ||theta0||^2/(d+4).
 
     Parameters
     ----------
-    theta0 : Tensor (d,)
-        The task.
-    c : float
-        The free scalar v.
-    shots, cov, noise_var, task_cov
-        As in `pretrained`, of pretraining.
+    theta0, c : as in `fully_tuned`
+    shots, cov, noise_var, task_cov : as in `pretrained`
 
     Returns
     -------
     Family
-        With v_x (d,), v (), q (), Q (d, d).
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> family = fl.theory.forgetting.value_tuned(theta0)
-    >>> round(float(fl.theory.forgetting.error(family, theta0, n=0)), 4)  # 2/(d+4)
-    0.2857
+    >>> fl.theory.forgetting.value_tuned([7.0, 0.0, 0.0]).v_x
+    tensor([1., 0., 0.], dtype=torch.float64)
     """
-    theta0 = vector("theta0", theta0)
+    theta0 = array("theta0", theta0, ("d",))
     d = theta0.shape[0]
     start = pretrained(d, shots, cov, noise_var, task_cov)
     if shots is None:
@@ -252,16 +211,16 @@ def value_tuned(
     QS = start.Q @ covariance("cov", cov, d)
     t1, t2 = QS.trace(), (QS * QS.mT).sum()
     if t1 <= 0:
-        raise ValueError("task_cov: wants a prior that some feature can see, got tr(cov task_cov) = 0")
+        raise ValueError("task_cov: wants tasks that affect the labels, got tr(cov task_cov) = 0")
     quartic = (t1.square() + 2 * t2) * identity(d) + 4 * t1 * QS + 8 * QS @ QS
     v_x = torch.linalg.solve(quartic, t1 * theta0 + 2 * QS @ theta0)
     return Family(v_x, c, start.q, start.Q)
 
 
 def minimal_update_scalar(start: Family) -> Tensor:
-    """The free scalar c that moves V least from `start`: argmin_c ||V_c - V||_F = v, 1 for `pretrained`.
+    """The free scalar c closest to `start`: argmin_c ||V_c - V||_F = v, which is 1 for `pretrained`.
 
-    Gradient descent on the zero-shot loss stays there as well, because that loss does not depend on v.
+    Gradient descent on the zero-shot loss keeps this value, because the loss does not depend on v.
 
     Parameters
     ----------

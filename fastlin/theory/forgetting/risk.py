@@ -1,4 +1,4 @@
-"""Exact n-shot error of every member of the family."""
+"""Exact n-shot error of each member of the family."""
 
 from __future__ import annotations
 
@@ -7,25 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shape, check_shot_counts, check_shots, check_variance
+from fastlin.theory._checks import array, check_shot_counts, check_shots, check_variance
 from fastlin.theory.forgetting.family import Family, covariance, pretrained, symmetric
 
 
-def tasks(name: str, value: Any, d: int | None = None) -> Tensor:
-    """A float64 batch of tasks (..., d)."""
-    theta = as_float64(name, value)
-    if theta.ndim == 0 or (d is not None and theta.shape[-1] != d):
-        raise ValueError(f"{name}: wants shape (..., {'d' if d is None else d}), got {tuple(theta.shape)}")
-    return theta
-
-
 def inner(S: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A'S b over the last dimension."""
+    """<a, b> = a'S b over the last dimension."""
     return ((a @ S) * b).sum(-1)
 
 
 def query_moments(S: Tensor, Q: Tensor, q: Tensor | float) -> tuple[Tensor, Tensor]:
-    """m1 = E[x x'(q + x'Q x)] and M2 = E[x x'(q + x'Q x)^2], both (d, d), of x ~ N(0, S).
+    """m1 = E[x x'(q + x'Q x)] and M2 = E[x x'(q + x'Q x)^2], both (d, d), for x ~ N(0, S).
 
     With Qs = sym(Q), t1 = tr(Q S), t2 = tr(Qs S Qs S): m1 = (q + t1) S + 2 S Qs S and
     M2 = q^2 S + 2q (t1 S + 2 S Qs S) + (t1^2 + 2 t2) S + 4 t1 S Qs S + 8 S Qs S Qs S.
@@ -41,13 +33,12 @@ def query_moments(S: Tensor, Q: Tensor, q: Tensor | float) -> tuple[Tensor, Tens
 def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float = 0.0) -> Tensor:
     """E_n(theta): expected squared error on theta with n shots; differentiable in the family and in theta.
 
-    With u = v_x + v theta, tau = ||u||^2 + v^2 s2, N = n + 1 and m1, M2 of `query_moments`,
-
         E_n = s2 + ||theta||^2 - (2/N) { n u'S Q S theta + theta' m1 v_x }
               + (1/N^2) { n tau [q^2 + tr(Q S Q' S)] + n(n+1) u'S Q S Q' S u
                           + v_x' M2 v_x + 2 n u'S Q m1 v_x }
+           -> s2 + ||Q'S u - theta||^2    for n -> infinity
 
-    and E_n -> s2 + ||Q'S u - theta||^2 for n -> infinity.
+    with u = v_x + v theta, tau = ||u||^2 + v^2 s2, N = n + 1 and m1, M2 of `query_moments`.
 
     Parameters
     ----------
@@ -56,7 +47,9 @@ def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float 
     n : int, integers that broadcast against theta's leading dimensions, or None
         Shots; 0 is zero-shot, None the limit.
     cov : Tensor (d, d), optional
+        S; None is I.
     noise_var : float
+        s2.
 
     Returns
     -------
@@ -65,11 +58,10 @@ def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float 
     Examples
     --------
     >>> family = fl.theory.forgetting.pretrained(3)
-    >>> shots = torch.tensor([0, 1, 10, 100])
-    >>> [round(e, 4) for e in fl.theory.forgetting.error(family, torch.tensor([1.0, 0.0, 0.0]), shots).tolist()]
-    [1.0, 1.25, 0.3388, 0.0393]
+    >>> fl.theory.forgetting.error(family, [1.0, 0.0, 0.0], n=[0, 1, 10, 100])
+    tensor([1.0000, 1.2500, 0.3388, 0.0393], dtype=torch.float64)
     """
-    theta = tasks("theta", theta, family.d)
+    theta = array("theta", theta, ("...", family.d))
     S, s2 = covariance("cov", cov, family.d), check_variance(noise_var)
     v_x, v, q, Q = family.v_x, family.v, family.q, family.Q
     u = v_x + v * theta
@@ -90,16 +82,13 @@ def error(family: Family, theta: Any, n: Any, cov: Any = None, noise_var: float 
 def pretraining_loss(
     d: int, shots: int | None = None, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None
 ) -> Tensor:
-    """Error of `pretrained` averaged over its own tasks at its own number of shots, m.
+    """Error of `pretrained` with m = `shots` shots, averaged over the tasks of pretraining.
 
         s2 + tr(ST) - m/(m+1) tr(S Q S T)        m -> infinity: s2
 
-    Arguments of `pretrained`.
-
     Parameters
     ----------
-    d, shots, cov, noise_var, task_cov
-        As in `pretrained`.
+    d, shots, cov, noise_var, task_cov : as in `pretrained`
 
     Returns
     -------
@@ -107,8 +96,8 @@ def pretraining_loss(
 
     Examples
     --------
-    >>> round(float(fl.theory.forgetting.pretraining_loss(3, shots=20)), 4)
-    0.5
+    >>> fl.theory.forgetting.pretraining_loss(3, shots=20)
+    tensor(0.5000, dtype=torch.float64)
     """
     S, T = covariance("cov", cov, d), covariance("task_cov", task_cov, d)
     Q = pretrained(d, shots, cov, noise_var, task_cov).Q
@@ -120,15 +109,13 @@ def pretraining_loss(
 
 
 def threshold_shots(theta: Any, cov: Any = None, noise_var: float = 0.0) -> Tensor:
-    """D (1 + s2/||theta||^2) - 1: the limit of pretraining beats zero-shot on theta (..., d) iff n > this.
+    """Shots above which the limit of pretraining beats predicting zero: n > d (1 + s2/||theta||^2) - 1.
 
-    A real number, of theta's leading shape; infinite for theta = 0 with noise.
+    The threshold is a real number, infinite for theta = 0 with noise.
 
     Parameters
     ----------
-    theta : Tensor (..., d)
-    cov : Tensor (d, d), optional
-    noise_var : float
+    theta, cov, noise_var : as in `error`
 
     Returns
     -------
@@ -136,27 +123,25 @@ def threshold_shots(theta: Any, cov: Any = None, noise_var: float = 0.0) -> Tens
 
     Examples
     --------
-    >>> float(fl.theory.forgetting.threshold_shots(torch.tensor([1.0, 0.0, 0.0])))
-    2.0
+    >>> fl.theory.forgetting.threshold_shots([1.0, 0.0, 0.0])
+    tensor(2., dtype=torch.float64)
     """
-    theta = tasks("theta", theta)
+    theta = array("theta", theta, ("...", "d"))
     d, s2 = theta.shape[-1], check_variance(noise_var)
     size = inner(covariance("cov", cov, d), theta, theta)
     return d * (1 + s2 / size) - 1 if s2 > 0 else torch.full_like(size, d - 1)
 
 
 class QuadraticForm(NamedTuple):
-    """A (d, d), b (d,), C () of E_n - E_0 = -v_x'A v_x + 2 b'v_x + C.
+    """Coefficients of E_n - E_0 = -v_x'A v_x + 2 b'v_x + C.
 
     Attributes
     ----------
-    A : Tensor (d, d)
-    b : Tensor (d,)
-    C : Tensor ()
+    A, b, C : Tensor (d, d), (d,), ()
 
     Examples
     --------
-    >>> form = fl.theory.forgetting.quadratic_form(torch.eye(3), torch.tensor([1.0, 0.0, 0.0]), n=10)
+    >>> form = fl.theory.forgetting.quadratic_form(torch.eye(3), [1.0, 0.0, 0.0], n=10)
     >>> form.A.shape, form.b.shape, form.C.shape
     (torch.Size([3, 3]), torch.Size([3]), torch.Size([]))
     """
@@ -167,7 +152,7 @@ class QuadraticForm(NamedTuple):
 
 
 def quadratic_form(Q: Any, theta: Any, n: int, cov: Any = None, noise_var: float = 0.0) -> QuadraticForm:
-    """How much n shots cost over zero-shot as a function of v_x, at q = 0, v = 1 and symmetric Q (d, d).
+    """Excess of the n-shot error over the zero-shot error as a function of v_x, for q = 0 and v = 1.
 
     With X = S Q S Q S, tq = tr(Q S Q S), N = n + 1 and m1, M2 of `query_moments`:
 
@@ -175,35 +160,28 @@ def quadratic_form(Q: Any, theta: Any, n: int, cov: Any = None, noise_var: float
         b = m1 theta - (n S Q S theta + m1 theta)/N + [n tq S + n(n+1) X + n m1 Q S] theta/N^2
         C = -(2n/N) theta'S Q S theta + [n (||theta||^2 + s2) tq + n(n+1) theta'X theta]/N^2
 
-    Few shots do no better than none iff (v_x - A^-1 b)'A (v_x - A^-1 b) <= C + b'A^-1 b.
+    Shots do not help iff (v_x - A^-1 b)'A (v_x - A^-1 b) <= C + b'A^-1 b.
 
     Parameters
     ----------
     Q : Tensor (d, d)
         Symmetric.
     theta : Tensor (d,)
-    n : int
-        Shots.
-    cov : Tensor (d, d), optional
-    noise_var : float
+    n, cov, noise_var : as in `error`, with a single n
 
     Returns
     -------
     QuadraticForm
-        A (d, d), b (d,), C ().
 
     Examples
     --------
-    >>> theta = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    >>> family = fl.theory.forgetting.value_tuned(theta)
-    >>> A, b, C = fl.theory.forgetting.quadratic_form(family.Q, theta, n=10)
-    >>> cost = -family.v_x @ A @ family.v_x + 2 * b @ family.v_x + C
-    >>> few, none = (fl.theory.forgetting.error(family, theta, n) for n in (10, 0))
-    >>> torch.allclose(cost, few - none)
+    >>> family = fl.theory.forgetting.value_tuned([1.0, 0.0, 0.0])
+    >>> A, b, C = fl.theory.forgetting.quadratic_form(family.Q, [1.0, 0.0, 0.0], n=10)
+    >>> E_0, E_10 = fl.theory.forgetting.error(family, [1.0, 0.0, 0.0], n=[0, 10])
+    >>> torch.allclose(E_10 - E_0, -family.v_x @ A @ family.v_x + 2 * b @ family.v_x + C)
     True
     """
-    theta = as_float64("theta", theta)
-    check_shape("theta", theta, ("d",))
+    theta = array("theta", theta, ("d",))
     d = theta.shape[0]
     S, Q = covariance("cov", cov, d), symmetric("Q", Q, d)
     n, s2 = check_shots(n), check_variance(noise_var)

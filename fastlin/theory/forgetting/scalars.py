@@ -1,6 +1,6 @@
-"""What the free scalar v = c of value-only fine-tuning should be.
+"""Choice of the free scalar v = c after fine-tuning of the value matrix.
 
-Q = S^-1, q = 0, v_x = theta0/k, k = d + 4; t = ||theta||^2, t0 = ||theta0||^2, g = <theta, theta0>. The
+Here Q = S^-1, q = 0, v_x = theta0/k, k = d + 4; t = ||theta||^2, t0 = ||theta0||^2, g = <theta, theta0>, N = n + 1. The
 zero-shot error does not depend on c; few-shot errors do.
 """
 
@@ -11,29 +11,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastlin.theory._checks import as_float64, check_shot_counts, check_variance
-from fastlin.theory.forgetting.family import covariance, vector
-from fastlin.theory.forgetting.risk import inner, tasks
+from fastlin.theory._checks import array, check_shot_counts, check_variance
+from fastlin.theory.forgetting.family import covariance
+from fastlin.theory.forgetting.risk import inner
 
 
 def best_scalar(theta0: Any, theta: Any, n: Any, cov: Any = None, noise_var: float = 0.0) -> Tensor:
-    """The c that makes the n-shot error on theta least.
+    """The c that minimises the n-shot error on theta.
 
         c*_n(theta) = [(n+1) t - (n+2d+3) g/k] / [(n+d+1) t + d s2]  ->  1 - g/(k t)
 
-    For theta = theta0 it increases to (d+3)/(d+4). At n = 0 every c is as good, and the formula's value is
-    returned. theta0 (d,), theta (..., d); n as in `forgetting.error`, None the limit.
+    For theta = theta0 it increases to (d+3)/(d+4). At n = 0 the error does not depend on c, and the result is the
+    formula's.
 
     Parameters
     ----------
     theta0 : Tensor (d,)
-        The task that was tuned on.
-    theta : Tensor (..., d)
-        The task that is met.
-    n : int, integers that broadcast, or None
-        Shots; None is the limit.
-    cov : Tensor (d, d), optional
-    noise_var : float
+        The task of fine-tuning.
+    theta, n, cov, noise_var : as in `error`
 
     Returns
     -------
@@ -41,9 +36,8 @@ def best_scalar(theta0: Any, theta: Any, n: Any, cov: Any = None, noise_var: flo
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> round(float(fl.theory.forgetting.best_scalar(theta0, theta0, None)), 4)  # (d+3)/(d+4)
-    0.8571
+    >>> fl.theory.forgetting.best_scalar([1.0, 0.0, 0.0], [1.0, 0.0, 0.0], n=None)  # (d+3)/(d+4)
+    tensor(0.8571, dtype=torch.float64)
     """
     d, g, t = _products(theta0, theta, cov)
     k, s2 = d + 4, check_variance(noise_var)
@@ -58,29 +52,24 @@ def best_scalar(theta0: Any, theta: Any, n: Any, cov: Any = None, noise_var: flo
 
 
 def average_scalar(d: int, n: Any, cov: Any = None, noise_var: float = 0.0, task_cov: Any = None) -> Tensor:
-    """The c that makes the n-shot error least on average over tasks with mean zero and second moment T.
+    """The c that minimises the n-shot error averaged over tasks with mean zero and second moment T.
 
         c_avg(n) = (n+1) tr(ST) / [(n+d+1) tr(ST) + d s2]  ->  1
 
-    n as in `best_scalar`.
-
     Parameters
     ----------
-    d : int
-        Number of features.
+    d, cov, noise_var, task_cov : as in `pretrained`
     n : int, integers (...) or None
         Shots; None is the limit.
-    cov, task_cov : Tensor (d, d), optional
-    noise_var : float
 
     Returns
     -------
-    Tensor (...), float64
+    Tensor (...) shaped like n, float64
 
     Examples
     --------
-    >>> round(float(fl.theory.forgetting.average_scalar(3, 20)), 4)
-    0.875
+    >>> fl.theory.forgetting.average_scalar(3, n=20)
+    tensor(0.8750, dtype=torch.float64)
     """
     t = (covariance("cov", cov, d) * covariance("task_cov", task_cov, d)).sum()
     s2 = check_variance(noise_var)
@@ -94,18 +83,14 @@ def average_scalar(d: int, n: Any, cov: Any = None, noise_var: float = 0.0, task
 
 
 def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None, noise_var: float = 0.0) -> Tensor:
-    """E_n(theta) at c, less its least value over c.
+    """E_n(theta) at c, minus its minimum over c.
 
         (n/N^2) [(n+d+1) t + d s2] (c - c*_n(theta))^2        n -> infinity: t (c - c*(theta))^2
 
-    theta0, theta, n as in `best_scalar`; c a number or a tensor that broadcasts.
-
     Parameters
     ----------
-    theta0, theta, n, cov, noise_var
-        As in `best_scalar`.
-    c : float or Tensor (...)
-        The scalar in use; broadcasts.
+    theta0, theta, n, cov, noise_var : as in `best_scalar`
+    c : float or Tensor (...) that broadcasts
 
     Returns
     -------
@@ -113,13 +98,11 @@ def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None,
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> best = fl.theory.forgetting.best_scalar(theta0, theta0, 20)
-    >>> float(fl.theory.forgetting.excess_error(theta0, theta0, 20, c=best))
-    0.0
+    >>> fl.theory.forgetting.excess_error([7.0, 0.0, 0.0], [7.0, 0.0, 0.0], n=None, c=1.0)  # (c - 6/7)^2 7^2
+    tensor(1.0000, dtype=torch.float64)
     """
     d, _, t = _products(theta0, theta, cov)
-    miss = as_float64("c", c) - best_scalar(theta0, theta, n, cov, noise_var)
+    miss = array("c", c) - best_scalar(theta0, theta, n, cov, noise_var)
     if n is None:
         return t * miss.square()
     n = check_shot_counts(n)
@@ -128,27 +111,24 @@ def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None,
 
 
 def cosine_excess(theta0: Any, theta: Any, cov: Any = None) -> Tensor:
-    """Excess on theta of the scalar that is best for theta0, n -> infinity, cos = g/sqrt(t t0).
+    """Excess error on theta, for n -> infinity, of the scalar that is best for theta0.
 
-        (sqrt(t0) cos - sqrt(t))^2/k^2
+        (sqrt(t0) cos - sqrt(t))^2/k^2,    cos = g/sqrt(t t0)
 
-    which is (t0/k^2)(1 - cos)^2 when ||theta|| = ||theta0||.
+    For ||theta|| = ||theta0|| this is (t0/k^2)(1 - cos)^2.
 
     Parameters
     ----------
-    theta0 : Tensor (d,)
-    theta : Tensor (..., d)
-    cov : Tensor (d, d), optional
+    theta0, theta, cov : as in `best_scalar`
 
     Returns
     -------
-    Tensor (...), float64
+    Tensor (...) of theta's leading shape, float64
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> round(float(fl.theory.forgetting.cosine_excess(theta0, -theta0)), 4)  # 4/(d+4)^2
-    0.0816
+    >>> fl.theory.forgetting.cosine_excess([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0])  # 4/(d+4)^2
+    tensor(0.0816, dtype=torch.float64)
     """
     d, g, t = _products(theta0, theta, cov)
     _check_positive(t)
@@ -156,18 +136,16 @@ def cosine_excess(theta0: Any, theta: Any, cov: Any = None) -> Tensor:
 
 
 class AuxiliaryOptimum(NamedTuple):
-    """v_x = alpha theta0 and v = c.
+    """The value matrix with v_x = alpha theta0 and v = c.
 
     Attributes
     ----------
-    alpha : Tensor (...)
-    c : Tensor (...)
+    alpha, c : Tensor (...)
 
     Examples
     --------
-    >>> optimum = fl.theory.forgetting.auxiliary_optimum(torch.tensor([1.0, 0.0, 0.0]), n=20, weight=0.0)
-    >>> round(float(optimum.alpha), 4)  # 1/(d+4)
-    0.1429
+    >>> fl.theory.forgetting.auxiliary_optimum([1.0, 0.0, 0.0], n=20, weight=0.0).alpha  # 1/(d+4)
+    tensor(0.1429, dtype=torch.float64)
     """
 
     alpha: Tensor
@@ -181,32 +159,27 @@ def auxiliary_optimum(theta0: Any, n: Any, weight: float, cov: Any = None, noise
             = (d+2) t0 + w t0 (n+d+2)/N
         t0 (n+2d+3) alpha + [(n+d+1) t0 + d s2] c = t0 N
 
-    with k2 = (d+2)(d+4). w -> 0 gives alpha = 1/(d+4) and c = c*_n(theta0): the few-shot weight may be
-    annealed away. The paper's own statement of this is not in its text.
+    with k2 = (d+2)(d+4). The limit w -> 0 has alpha = 1/(d+4) and c = c*_n(theta0), so the few-shot weight can be
+    annealed to zero. The paper refers to this statement but does not print it.
 
     Parameters
     ----------
-    theta0 : Tensor (d,)
+    theta0, cov, noise_var : as in `best_scalar`
     n : int or integers (...)
         Shots, 1 or more.
     weight : float
         w, not negative.
-    cov : Tensor (d, d), optional
-    noise_var : float
 
     Returns
     -------
-    AuxiliaryOptimum
-        alpha (...) and c (...), float64.
+    AuxiliaryOptimum with alpha (...), c (...)
 
     Examples
     --------
-    >>> theta0 = torch.tensor([1.0, 0.0, 0.0])
-    >>> optimum = fl.theory.forgetting.auxiliary_optimum(theta0, n=20, weight=1.0)
-    >>> round(float(optimum.alpha), 4), round(float(optimum.c), 4)
-    (0.1439, 0.7012)
+    >>> fl.theory.forgetting.auxiliary_optimum([1.0, 0.0, 0.0], n=20, weight=1.0)
+    AuxiliaryOptimum(alpha=tensor(0.1439, dtype=torch.float64), c=tensor(0.7012, dtype=torch.float64))
     """
-    theta0 = vector("theta0", theta0)
+    theta0 = array("theta0", theta0, ("d",))
     d = theta0.shape[0]
     t0 = inner(covariance("cov", cov, d), theta0, theta0)
     _check_positive(t0, "theta0")
@@ -224,38 +197,37 @@ def auxiliary_optimum(theta0: Any, n: Any, weight: float, cov: Any = None, noise
 
 
 def auxiliary_step_effect(gradient: Any, step: float, cov: Any = None) -> Tensor:
-    """What a step of gradient descent on any loss costs E_0(theta0), from the value-only zero-shot optimum.
+    """Increase of E_0(theta0) after one gradient step on any loss, from the zero-shot optimum of the value matrix.
 
-        E_0(v_x - step g) - E_0(v_x) = step^2 (d+2)(d+4) ||g||_S^2
-
-    exactly; `gradient` (..., d) is g, the derivative of that loss in v_x.
+        E_0(v_x - step g) - E_0(v_x) = step^2 (d+2)(d+4) ||g||_S^2    exactly
 
     Parameters
     ----------
     gradient : Tensor (..., d)
+        g, the derivative of the loss with respect to v_x.
     step : float
         Learning rate.
-    cov : Tensor (d, d), optional
+    cov : as in `error`
 
     Returns
     -------
-    Tensor (...), float64
+    Tensor (...) of the gradient's leading shape, float64
 
     Examples
     --------
-    >>> round(float(fl.theory.forgetting.auxiliary_step_effect(torch.tensor([1.0, 0.0, 0.0]), step=0.1)), 4)
-    0.35
+    >>> fl.theory.forgetting.auxiliary_step_effect([1.0, 0.0, 0.0], step=0.1)
+    tensor(0.3500, dtype=torch.float64)
     """
-    g = tasks("gradient", gradient)
+    g = array("gradient", gradient, ("...", "d"))
     d = g.shape[-1]
     return step**2 * (d + 2) * (d + 4) * inner(covariance("cov", cov, d), g, g)
 
 
 def _products(theta0: Any, theta: Any, cov: Any) -> tuple[int, Tensor, Tensor]:
-    """d, <theta, theta0>, ||theta||^2."""
-    theta0 = vector("theta0", theta0)
+    """Return d, <theta, theta0> and ||theta||^2."""
+    theta0 = array("theta0", theta0, ("d",))
     d = theta0.shape[0]
-    theta = tasks("theta", theta, d)
+    theta = array("theta", theta, ("...", d))
     S = covariance("cov", cov, d)
     return d, inner(S, theta, theta0), inner(S, theta, theta)
 

@@ -1,20 +1,19 @@
-// core/arena.h for the address sanitizer, which sees one allocation where the kernels see many arrays. Stands
-// before csrc in the include path: each array is followed by a line that must not be touched, and starts as
-// NaN (bytes 0xff), so that a number that is read before it is written reaches the results.
+// core/arena.h for AddressSanitizer, which sees one allocation where the kernels see many arrays. This folder
+// comes before csrc in the include path. Each array is followed by a poisoned line, and starts as NaN (bytes
+// 0xff), so that a number that is read before it is written shows in the results.
 #pragma once
 
 #include <sanitizer/asan_interface.h>
 
 #include <cstring>
 
+#include "testing/planted_shortage.h"
+
 #define Arena PlainArena
 #include "../../../core/arena.h"
 #undef Arena
 
 namespace fastlin {
-
-// Elements that the driver takes off the end of each array, to prove that an overrun is seen.
-extern std::int64_t planted_shortage;
 
 class Arena : private PlainArena {
  public:
@@ -23,15 +22,15 @@ class Arena : private PlainArena {
 
   template <class T>
   T* take(std::int64_t count) {
-    T* taken = PlainArena::take<T>(count);
+    T* memory = PlainArena::take<T>(count);
     const std::byte* line = PlainArena::take<std::byte>(kLine);
-    if (taken == nullptr) return nullptr;  // sizes are counted
+    if (memory == nullptr) return nullptr;  // bytes are counted
     const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    std::memset(static_cast<void*>(taken), 0xff, bytes);
-    const std::int64_t kept = count > planted_shortage ? count - planted_shortage : 0;
-    const std::byte* guard = reinterpret_cast<const std::byte*>(taken + kept);
+    std::memset(static_cast<void*>(memory), 0xff, bytes);
+    const std::int64_t size = count > planted_shortage ? count - planted_shortage : 0;
+    const std::byte* guard = reinterpret_cast<const std::byte*>(memory + size);
     ASAN_POISON_MEMORY_REGION(guard, static_cast<std::size_t>(line + kLine - guard));
-    return taken;
+    return memory;
   }
   using PlainArena::kLine;
   using PlainArena::only_counts;
