@@ -1,4 +1,4 @@
-"""`fastlin reproduce` on dask: local clusters and outside ones, whose processes are killed in the middle."""
+"""`fastlin reproduce` on dask: local and outside clusters, whose processes are killed during training."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 from distributed import Client
+from support.fault_sweeps import table
 
 from fastlin._files import read_json
 from fastlin.figures import prompts
 from fastlin.figures.reproduce import Effort, Request, reproduce
 
-PROGRAM = Path(__file__).with_name("small_sweep.py")
-KEYS = ("plain-full-n2", "fine-tune-full-n2", "joint-full-n2")
+PROGRAM = Path(__file__).parents[1] / "support" / "small_sweep.py"
 SECONDS = 120
 
 
 def start(out, figure="2c", *more, **environment):
-    """The command, in a group of processes of its own; its output is collected."""
+    """Start the command in a new process group, and collect its output."""
     return subprocess.Popen(
         [sys.executable, PROGRAM, figure, "--out", out, *more],
         stdout=subprocess.PIPE,
@@ -38,21 +38,10 @@ def start(out, figure="2c", *more, **environment):
 
 
 def end(process, code=0):
-    """What a process has said, which ends with a code."""
+    """Output of a process, which must end with the code."""
     said, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == code, said
     return said
-
-
-def table(out, panel="2c", keys=KEYS):
-    """All that a sweep is for: the table, and of each cell its records, model and result without times."""
-    found = {"csv": (out / f"{panel}.csv").read_bytes()}
-    for key in keys:
-        cell = out / "cells" / panel / key
-        found[key] = {name: value for name, value in read_json(cell / "result.json", dict).items() if name != "seconds"}
-        found[key, "records"] = (cell / "records.jsonl").read_bytes()
-        found[key, "model"] = (cell / "model.safetensors").read_bytes()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +62,7 @@ def until(condition):
 
 
 def trained(out, panel="2c"):
-    """Cells that have a checkpoint, and so are in the middle of their training."""
+    """Checkpoints of the cells that are training."""
     return list(out.glob(f"cells/{panel}/*/checkpoint.safetensors"))
 
 
@@ -103,7 +92,7 @@ def test_a_worker_is_killed(tmp_path, undisturbed):
 
 
 def test_a_cell_that_kills_its_workers(tmp_path):
-    """It is tried three times and reported; the others are trained."""
+    """The command tries it three times and reports it; the other cells are trained."""
     deaths = tmp_path / "deaths"
     said = end(start(tmp_path, "deadly", "--jobs", "2", DEATHS=str(deaths)), 1)
     assert deaths.read_text().splitlines() == ["died"] * 3
@@ -114,7 +103,7 @@ def test_a_cell_that_kills_its_workers(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_leave_checkpoints_and_no_workers(tmp_path, undisturbed, number):
-    """SIGTERM to the command, Ctrl-C to all its processes, as a terminal sends it."""
+    """SIGTERM to the command; SIGINT to all its processes, as a terminal sends it."""
     process = start(tmp_path, "2c", "--jobs", "2")
     until(lambda: trained(tmp_path))
     held = workers(process)
@@ -131,7 +120,7 @@ def test_signals_leave_checkpoints_and_no_workers(tmp_path, undisturbed, number)
 
 
 def test_the_command_is_killed(tmp_path, undisturbed):
-    """Its workers end, and the same command resumes."""
+    """Its workers end too, and the same command resumes."""
     process = start(tmp_path, "2c", "--jobs", "2")
     until(lambda: trained(tmp_path))
     held = workers(process)
@@ -143,7 +132,7 @@ def test_the_command_is_killed(tmp_path, undisturbed):
 
 
 def test_two_commands_on_one_folder(tmp_path, undisturbed):
-    """The second waits for cells that the first trains: one table, and both say that all is well."""
+    """The second waits for cells that the first trains: one table, and both exit with 0."""
     processes = [start(tmp_path, "2c", "--jobs", "1") for _ in range(2)]
     for process in processes:
         end(process)
@@ -151,14 +140,14 @@ def test_two_commands_on_one_folder(tmp_path, undisturbed):
 
 
 class Outside:
-    """A scheduler and a worker that the command has not started."""
+    """A scheduler and a worker that the command did not start."""
 
     def __init__(self, folder):
         self.file = folder / "scheduler.json"
         self.scheduler = self._start(
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", self.file
         )
-        until(self.file.exists)
+        until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
         self.worker = self._start("worker", "--nthreads", "1", "--scheduler-file", self.file)
 
     def _start(self, what, *arguments):
@@ -212,7 +201,7 @@ def test_the_scheduler_of_an_outside_cluster_is_killed(tmp_path, outside, undist
 
 
 def test_Ctrl_C_on_an_outside_cluster(tmp_path, outside, undisturbed):
-    """The cell is stopped with a checkpoint, the cluster stays."""
+    """The cell stops with a checkpoint; the cluster keeps running."""
     process = start(tmp_path / "out", "2c", "--dask", str(outside.file))
     (begun, *_) = until(lambda: trained(tmp_path / "out"))
     process.send_signal(signal.SIGINT)
@@ -234,7 +223,7 @@ reproduce([prompts.PANELS["2c"]], sys.argv[1], Request(effort=Effort(1, 4, 16), 
 
 
 def test_a_script_without_a_guard(tmp_path):
-    """One line that says so, and two processes that have tried."""
+    """One error line, and at most two worker processes started."""
     (tmp_path / "script.py").write_text(UNGUARDED)
     done = subprocess.run(
         [sys.executable, tmp_path / "script.py", tmp_path], capture_output=True, text=True, timeout=SECONDS
@@ -249,7 +238,7 @@ def test_a_script_without_a_guard(tmp_path):
 
 
 def test_without_dask(tmp_path):
-    """`--jobs 1` needs none; more says what to install."""
+    """`--jobs 1` does not need dask; more jobs print what to install."""
     (tmp_path / "distributed.py").write_text("raise ModuleNotFoundError('No module named distributed')")
     hidden = {"PYTHONPATH": str(tmp_path)}
     assert "pip install 'fastlin[cluster]', or --jobs 1" in end(start(tmp_path / "a", "2c", "--jobs", "2", **hidden), 1)
