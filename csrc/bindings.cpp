@@ -13,6 +13,7 @@
 
 #include "binding_arguments.h"
 #include "binding_checks.h"
+#include "cpu/update.h"
 #include "kernels.h"
 
 namespace py = pybind11;
@@ -222,6 +223,72 @@ void define_attention(py::module_& m) {
       py::arg("iterations"), py::arg("dtype"), py::arg("instruction_set") = "");
 }
 
+// values, gradients, first and second means, averages, idle trials: a list of addresses for each, an entry
+// for each parameter; 0 is absent.
+using ParameterArrays = std::array<Addresses, 6>;
+
+template <class T>
+std::vector<UpdatedParameter<T>> parameters_of(std::int64_t R, const std::vector<std::int64_t>& sizes,
+                                               const ParameterArrays& arrays, const UpdateRule& rule) {
+  for (const Addresses& addresses : arrays) check_count("arrays", addresses, sizes.size());
+  std::vector<UpdatedParameter<T>> parameters;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    check_within("sizes", sizes[i], 0, kMaxElements);
+    const std::int64_t count = elements("sizes", {R, sizes[i]});
+    UpdatedParameter<T> p{sizes[i],
+                          at<T>(arrays[0], i),
+                          at<const T>(arrays[1], i),
+                          at<T>(arrays[2], i),
+                          at<T>(arrays[3], i),
+                          at<T>(arrays[4], i),
+                          at<const std::uint8_t>(arrays[5], i)};
+    check_array("values", p.value, count, Use::kNeeded);
+    check_array("gradients", p.gradient, count, Use::kNeeded);
+    check_array("first", p.first, count, Use::kNeeded);
+    check_array("second", p.second, count, rule.is_adam ? Use::kNeeded : Use::kOptional);
+    check_array("averages", p.average, count, rule.average_weight > 0.0 ? Use::kNeeded : Use::kOptional);
+    parameters.push_back(p);
+  }
+  return parameters;
+}
+
+template <class T>
+void update_of(int threads, std::int64_t R, const std::vector<std::int64_t>& sizes,
+               const ParameterArrays& arrays, const Addresses& of_trials, const UpdateRule& rule) {
+  const auto parameters = parameters_of<T>(R, sizes, arrays, rule);
+  const UpdatedTrials<T> trials{R,
+                                at<const T>(of_trials, 0),
+                                at<double>(of_trials, 1),
+                                at<const double>(of_trials, 2),
+                                at<std::int64_t>(of_trials, 3),
+                                at<std::int64_t>(of_trials, 4)};
+  check_array("loss", trials.loss, R, Use::kNeeded);
+  check_array("total", trials.total, R, Use::kNeeded);
+  check_array("lr", trials.lr, R, Use::kNeeded);
+  check_array("updates", trials.updates, 1, Use::kNeeded);
+  check_array("diverged", trials.diverged, R, Use::kNeeded);
+  py::gil_scoped_release release;
+  update(rule, trials, parameters, threads);
+}
+
+void define_update(py::module_& m) {
+  m.def(
+      "update",
+      [](bool dbl, int threads, std::int64_t R, const std::vector<std::int64_t>& sizes,
+         const ParameterArrays& arrays, const Addresses& of_trials, bool is_adam,
+         const std::array<double, 7>& numbers) {
+        check_threads(threads);
+        check_within("R", R, 0, kMaxElements);
+        check_count("of_trials", of_trials, 5);
+        const auto& [scale, beta1, beta2, eps, decay, clip, weight] = numbers;
+        const UpdateRule rule{is_adam, scale, beta1, beta2, eps, decay, clip, weight};
+        (dbl ? &update_of<double> : &update_of<float>)(threads, R, sizes, arrays, of_trials, rule);
+      },
+      "One update of Adam or SGD of all parameters of all trials, in place.", py::arg("float64"),
+      py::arg("threads"), py::arg("R"), py::arg("sizes"), py::arg("arrays"), py::arg("of_trials"),
+      py::arg("is_adam"), py::arg("numbers"));
+}
+
 py::dict build_info() {
   py::dict info;
   info["version"] = FASTLIN_VERSION;
@@ -251,6 +318,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "Version, compiler, C++ standard and flags of this build.");
   define_attention(m);
   define_draws(m);
+  define_update(m);
 }
 
 }  // namespace fastlin

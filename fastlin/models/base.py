@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
-from fastlin.ops.sampled import Sequences, TaskSource
+from fastlin.ops.sampled import Sequences, TaskSource, sampled_gradients
 
 Forms = dict[str, Tensor | None]
 OPTIONS = ("see_query", "shot_scale", "residual", "trainable_entry", "fixed_head")
@@ -114,6 +114,8 @@ class Model(nn.Module, ABC):
     value_matrices: ClassVar[tuple[str, ...]] = ()
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
+    made_from: ClassVar[dict[str, tuple[str, ...]]]
+    """The raw parameters that each parameter of the op is made from."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
     linear: ClassVar[bool] = True
     """Whether attention is linear: closed forms, sampled Gram matrices and compiled backends apply."""
@@ -155,6 +157,25 @@ class Model(nn.Module, ABC):
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""
         return {"p": self._prompts() if prompts else None, **self._forms()}
+
+    def pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of the raw parameters from gradients of the op's: the reverse mode of `forms`, without autograd.
+
+        Parameters
+        ----------
+        grads : mapping
+            Gradients by letter, shaped as in `forms`; a raw parameter of none of these letters is left out.
+
+        Returns
+        -------
+        dict
+            By name, shaped as the raw parameters.
+        """
+        pulled = self._pull(grads)
+        if "p" in grads:
+            dp = grads["p"] if self.shape.task_prompts else grads["p"].sum(1, keepdim=True)
+            pulled["p"] = self._pull_tokens(dp)
+        return pulled
 
     def assign(self, **forms: Tensor | None) -> None:
         """Set the parameters from those of the op, of all trials or of one for all: the inverse of `forms`."""
@@ -198,6 +219,22 @@ class Model(nn.Module, ABC):
             forms = {name: None if form is None else form[rows] for name, form in forms.items()}
         return self.op(source, n, batch, **forms, **place, weight=weight, backend=backend, **self.op_options(n))
 
+    def gradients(
+        self,
+        source: TaskSource,
+        n: int,
+        batch: int,
+        forms: Forms,
+        wants: str,
+        *,
+        weight: Tensor | None = None,
+        backend: str = "auto",
+        **place: Unpack[Sequences],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss (R,) on sequences of the source, and gradients of the `wants` letters of `forms`, without autograd."""
+        options = {"backend": backend, **self.op_options(n)}
+        return sampled_gradients(self.op.__name__, source, n, batch, forms, wants, weight, options, **place)
+
     @abstractmethod
     def _sizes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the raw parameters, in the order of initialisation."""
@@ -205,6 +242,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def _forms(self) -> dict[str, Tensor]:
         """The parameters of the op but p."""
+
+    @abstractmethod
+    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`pull` but for p."""
 
     @abstractmethod
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,6 +268,9 @@ class Model(nn.Module, ABC):
     def _tokens(self) -> Tensor:
         """Prompt tokens of the op from raw ones, (R, K or 1, t, m)."""
         return self.p * self.prompt_unit
+
+    def _pull_tokens(self, dp: Tensor) -> Tensor:
+        return dp * self.prompt_unit
 
     def _raw_tokens(self, p: Tensor) -> Tensor:
         return p / self.prompt_unit.to(p)
@@ -283,6 +327,9 @@ class Model(nn.Module, ABC):
         if self.shape.task_heads:
             return heads
         return heads.unsqueeze(-2).expand(*heads.shape[:-1], self.shape.tasks, self.shape.width)
+
+    def _pull_heads(self, dh: Tensor) -> Tensor:
+        return (dh if self.shape.task_heads else dh.sum(-2)) * self.head_unit
 
     def _raw_heads(self, letter: str, heads: Tensor) -> Tensor:
         raw = heads / self.head_unit.to(heads)

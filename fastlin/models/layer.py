@@ -18,6 +18,7 @@ class _Layer(Model):
     groups: ClassVar = {"attention": ("W",), "heads": ("v",), "prompts": ("p",)}
     parts: ClassVar = {"q": ("W",), "k": ("W",), "v": ("v",)}
     letters = ("W", "v")
+    made_from: ClassVar = {"p": ("p",), "W": ("W",), "v": ("v",)}
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(sampled_loss)
     W: Tensor
     v: Tensor
@@ -44,6 +45,14 @@ class Full(_Layer):
     def _forms(self) -> dict[str, Tensor]:
         return {"W": self.W * self.attention_unit, "v": self._heads(self.v)}
 
+    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pulled = {}
+        if "W" in grads:
+            pulled["W"] = grads["W"] * self.attention_unit
+        if "v" in grads:
+            pulled["v"] = self._pull_heads(grads["v"])
+        return pulled
+
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         W, v = forms["W"], forms["v"]
         return {"W": W / self.attention_unit.to(W), "v": self._raw_heads("v", v)}
@@ -64,6 +73,7 @@ class Separate(_Layer):
     value_matrices = ("Wv",)
     groups: ClassVar = {"attention": ("Wq", "Wk", "Wv"), "heads": ("h",), "prompts": ("p",)}
     parts: ClassVar = {"q": ("Wq",), "k": ("Wk",), "v": ("Wv", "h")}
+    made_from: ClassVar = {"p": ("p",), "W": ("Wq", "Wk"), "v": ("Wv", "h")}
     Wq: Tensor
     Wk: Tensor
     Wv: Tensor
@@ -75,11 +85,27 @@ class Separate(_Layer):
         heads = (self.shape.trials, *self._head_size())
         return {"Wq": square, "Wk": square, "Wv": square, "h": heads, "p": self._prompt_size()}
 
-    def _forms(self) -> dict[str, Tensor]:
+    def _rows_of_h(self) -> Tensor:
+        """H as (R, K or 1, m), with several attention heads (R, 1, K or 1, m)."""
         h = self.h if self.shape.task_heads else self.h.unsqueeze(-2)
-        if self.shape.attention_heads > 1:
-            h = h.unsqueeze(1)
-        v = (h @ self.Wv.mT) * self.head_unit
+        return h.unsqueeze(1) if self.shape.attention_heads > 1 else h
+
+    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pulled: dict[str, Tensor] = {}
+        if "W" in grads:
+            product = grads["W"] * self.attention_unit
+            pulled |= {"Wq": product @ self.Wk, "Wk": product.mT @ self.Wq}
+        if "v" in grads:
+            dv = grads["v"] if self.shape.task_heads else grads["v"].sum(-2, keepdim=True)
+            dv = dv * self.head_unit
+            dh = dv @ self.Wv
+            if self.shape.attention_heads > 1:
+                dh = dh.sum(1)
+            pulled |= {"Wv": dv.mT @ self._rows_of_h(), "h": dh.view(self.h.shape)}
+        return pulled
+
+    def _forms(self) -> dict[str, Tensor]:
+        v = (self._rows_of_h() @ self.Wv.mT) * self.head_unit
         v = v.expand(*v.shape[:-2], self.shape.tasks, self.shape.width)
         return {"W": (self.Wq @ self.Wk.mT) * self.attention_unit, "v": v}
 
@@ -120,6 +146,19 @@ class Reduced(_Layer):
         W = torch.nn.functional.pad(self.W, (constant, 1, constant, 1)) * self.attention_unit
         return {"W": W, "v": self._heads(self.v) if self.shape.task_heads else self._fixed_heads()}
 
+    @property
+    def _inside(self) -> slice:
+        """The coordinates of the features."""
+        return slice(self.shape.width - 1 - self.shape.features, -1)
+
+    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pulled, inside = {}, self._inside
+        if "W" in grads:
+            pulled["W"] = grads["W"][..., inside, inside] * self.attention_unit[inside, inside]
+        if "v" in grads and self.shape.task_heads:
+            pulled["v"] = self._pull_heads(grads["v"])
+        return pulled
+
     def _fixed_heads(self) -> Tensor:
         v = self.W.new_zeros(*self.shape.lead, self.shape.tasks, self.shape.width)
         v[..., -1] = 1.0
@@ -135,9 +174,19 @@ class Reduced(_Layer):
             vector = self.p * (unit[:-1] * unit[-1])
         return torch.nn.functional.pad(vector, (0, 1), value=1.0)
 
+    def _pull_tokens(self, dp: Tensor) -> Tensor:
+        unit = self.prompt_unit
+        if self.shape.task_heads:
+            return dp * unit
+        vector = dp[..., :-1] * (unit[:-1] * unit[-1])
+        if not self.options["trainable_entry"]:
+            return vector
+        entry = (vector * self.p[..., :-1]).sum(-1, keepdim=True)
+        return torch.cat([vector * self.p[..., -1:], entry], -1)
+
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         W, v = forms["W"], forms["v"]
-        inside = slice(self.shape.width - 1 - self.shape.features, -1)
+        inside = self._inside
         block = W[..., inside, inside]
         if int(W.count_nonzero()) != int(block.count_nonzero()):
             raise ValueError("W: got entries outside the block of the features, wants [[W, 0], [0, 0]]")

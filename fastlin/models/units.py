@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,5 +113,6 @@ def measured(
 
 def _rms(x: Tensor) -> Tensor:
     """Root mean square of each column; 1 for a column of zeros."""
-    rms = x.square().mean(0).sqrt()
+    # numpy's mean has the same bits for any number of threads; torch splits its mean among them.
+    rms = torch.from_numpy(np.sqrt(np.square(x.numpy()).mean(0)))
     return torch.where(rms > 0, rms, 1.0)

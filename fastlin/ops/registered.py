@@ -54,10 +54,27 @@ def loss(
     return results[0], results[1]
 
 
+def loss_and_gradients(
+    op: str,
+    tensors: tuple[Tensor | None, ...],
+    y: Tensor,
+    weight: Any,
+    settings: Settings,
+    known: Mapping[str, tuple[int, str]] | None,
+    wants: str,
+) -> tuple[Tensor, ...]:
+    """Loss, per-task losses and gradients of loss for the `wants` letters, outside of autograd."""
+    (options, plans), weight = call.signature(op, tensors, y, weight, settings, known)
+    args = Arguments(_with_long_task(tensors), options, y, weight, None, wants, None, plans)
+    return tuple(call.answer("loss", args))
+
+
 def sampled_loss(
     args: Arguments, mix: Any, n: int, batch: int, seed: int, step: int, stream: Any, offset: int
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, ...] | None:
     """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked.
+
+    Outside of autograd, also the gradients of loss for the letters of `args.wants`.
 
     None when it cannot draw them: torch traces or transforms the call, the backend does not draw, or the source has no
     `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile for
@@ -77,12 +94,11 @@ def sampled_loss(
     draw = mix.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset) if draws else None
     if draw is None:
         return None
-    args = args._replace(wants=asked, draw=draw)
     if route is Route.DIRECT:
-        results: Sequence[Tensor] = call.answer("sampled", args)
-    else:
-        results = _PLAIN["loss"](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
-    return results[0], results[1]
+        return tuple(call.answer("sampled", args._replace(draw=draw)))
+    args = args._replace(wants=asked, draw=draw)
+    results: tuple[Tensor, ...] = _PLAIN["loss"](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
+    return results
 
 
 def predict(op: str, tensors: tuple[Tensor | None, ...], settings: Settings) -> Tensor:

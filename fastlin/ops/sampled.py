@@ -7,15 +7,16 @@ uses each for all trials and keeps none. Otherwise the source draws a batch: Gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol, Required, TypedDict
+from typing import Any, Protocol, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from fastlin import validation
+from fastlin.backends.problem import LETTERS
 from fastlin.ops import call, registered
 from fastlin.ops.api import Weight
 from fastlin.ops.arguments import Arguments, trials_of
@@ -108,7 +109,8 @@ def sampled_loss(
     """
     tensors = (None, None, None, p, None, None, W, v, None)
     settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
-    return _loss("sampled_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    loss, per_task = _loss("sampled_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    return loss, per_task
 
 
 def sampled_stack_loss(
@@ -155,7 +157,45 @@ def sampled_stack_loss(
     """
     tensors = (None, None, None, p, A, C, None, None, h)
     settings = Settings(scale, see_query, first_skip, residual, backend, check_finite)
-    return _loss("sampled_stack_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    loss, per_task = _loss("sampled_stack_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    return loss, per_task
+
+
+def sampled_gradients(
+    op: str,
+    mix: TaskSource,
+    n: int,
+    batch: int,
+    forms: Mapping[str, Tensor | None],
+    wants: str,
+    weight: Tensor | None,
+    options: Mapping[str, Any],
+    **place: Unpack[Sequences],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss (R,) of `sampled_loss` or `sampled_stack_loss`, and its gradients by letter, without autograd.
+
+    No form may require grad, unless grad mode is off.
+
+    Parameters
+    ----------
+    op : str
+        "sampled_loss" or "sampled_stack_loss".
+    mix, n, batch, weight
+        As in `sampled_loss`.
+    forms : mapping
+        The op's parameters by letter.
+    wants : str
+        Letters of the gradients.
+    options : mapping
+        Fields of `Settings`.
+    **place
+        seed, step, stream, offset.
+    """
+    tensors = tuple(forms.get(letter) for letter in LETTERS)
+    letters = "".join(letter for letter in LETTERS if letter in wants)
+    where = (place["seed"], place["step"], place.get("stream", 0), place.get("offset", 0))
+    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), *where, wants=letters)
+    return loss, dict(zip(letters, grads, strict=True))
 
 
 def _loss(
@@ -170,7 +210,9 @@ def _loss(
     step: int,
     stream: Stream,
     offset: int,
-) -> tuple[Tensor, Tensor]:
+    wants: str = "",
+) -> tuple[Tensor, ...]:
+    """Loss and per-task losses; outside of autograd, also the gradients of the `wants` letters."""
     if isinstance(mix, type) or not hasattr(mix, "sample"):
         raise not_a_source(op, mix)
     known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
@@ -187,9 +229,9 @@ def _loss(
             return for_each_trial(
                 tensors,
                 streams,
-                lambda own, one: _loss(op, mix, n, batch, own, weights, settings, seed, step, one, offset),
+                lambda own, one: _loss(op, mix, n, batch, own, weights, settings, seed, step, one, offset, wants),
             )
-    given = Arguments(tensors, options, weight=weights, plans=plans)
+    given = Arguments(tensors, options, weight=weights, wants=wants, plans=plans)
     if hasattr(mix, "draw"):
         drawn = registered.sampled_loss(given, mix, n, batch, seed, step, stream, offset)
         if drawn is not None:
@@ -197,9 +239,11 @@ def _loss(
     like = call.anchor(tensors)
     x, q, y, task = _untraced_draw(mix, batch, n, seed, step, stream, offset, like.dtype, like.device)
     # A source may be the user's: what it draws is checked as the data of an op are.
-    of_data = _OF_DATA[op][hasattr(mix, "sample_gram")]
+    of_data, data = _OF_DATA[op][hasattr(mix, "sample_gram")], (x, q, task, *tensors[3:])
     try:
-        return registered.loss(of_data, (x, q, task, *tensors[3:]), y, weights, settings, known)
+        if wants:
+            return registered.loss_and_gradients(of_data, data, y, weights, settings, known, wants)
+        return registered.loss(of_data, data, y, weights, settings, known)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{op}: the data that mix draws do not fit: {error}") from None
 
@@ -216,9 +260,9 @@ def not_a_source(op: str, mix: Any) -> TypeError:
 def for_each_trial(
     tensors: Sequence[Tensor | None],
     streams: Sequence[int],
-    loss: Callable[[tuple[Tensor | None, ...], int], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Loss (R,) and per-task losses (R, K) of trials that each have a stream, by a loss of some trials' tensors.
+    loss: Callable[[tuple[Tensor | None, ...], int], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Results with leading R, such as losses, of trials that each have a stream, by a loss of some trials' tensors.
 
     Neighbours of the same stream are one call: their data are drawn once.
     """
@@ -226,8 +270,7 @@ def for_each_trial(
     sizes = [size for _, size in runs]
     split: list[Sequence[Any]] = [[None] * len(runs) if t is None else torch.split(t, sizes) for t in tensors]
     trials = [loss(tuple(parts[r] for parts in split), stream) for r, (stream, _) in enumerate(runs)]
-    losses, per_task = zip(*trials, strict=True)
-    return torch.cat(losses), torch.cat(per_task)
+    return tuple(torch.cat(parts) for parts in zip(*trials, strict=True))
 
 
 def _draw(

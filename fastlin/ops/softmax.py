@@ -64,7 +64,8 @@ def softmax_loss(
             own: Any = {**place, "stream": stream}
             return softmax_loss(mix, n, batch, p, W, v, **own, **options)
 
-        return for_each_trial((p, W, v), streams, loss_of)
+        loss, per_task = for_each_trial((p, W, v), streams, loss_of)
+        return loss, per_task
     full = {name: None if form is None else lift(name, form, mix.K) for name, form in {"p": p, "W": W, "v": v}.items()}
     yhat, y, task = _predictions(mix, n, batch, full, dict(place), see_query)
     loss, per_task = losses((yhat - y).square(), y, task, mix.K, weight)

@@ -11,7 +11,14 @@ import torch
 from fastlin import backends, models
 from fastlin._checks import choice, real
 from fastlin.training import streams
-from fastlin.training.optimiser import COUPLED, OPTIMISERS, SCHEDULES, make_optimiser, optimiser_class
+from fastlin.training.optimiser import (
+    COUPLED,
+    OPTIMISERS,
+    SCHEDULES,
+    compiled_rule,
+    make_optimiser,
+    optimiser_class,
+)
 
 if TYPE_CHECKING:
     from fastlin.training.config import RunConfig
@@ -106,7 +113,9 @@ def check_combinations(config: RunConfig) -> None:
         return
     if kind in COUPLED and config.shape.trials > 1:
         raise ValueError(f"optimiser: {kind.__name__} couples all parameters, so trials would interact; wants trials=1")
-    make_optimiser(config, [torch.nn.Parameter(torch.zeros(1, 1))])
+    # The first optimiser that torch makes imports its compiler, 0.7 s.
+    if compiled_rule(config) is None:
+        make_optimiser(config, [torch.nn.Parameter(torch.zeros(1, 1))])
 
 
 def _check_steps(config: RunConfig) -> None:

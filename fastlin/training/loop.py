@@ -11,7 +11,6 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +21,13 @@ from fastlin.training import checkpoint
 from fastlin.training.config import RunConfig
 from fastlin.training.judge import Judge
 from fastlin.training.objective import Objective
-from fastlin.training.optimiser import make_optimiser, multiplier
+from fastlin.training.optimiser import multiplier
 from fastlin.training.progress import Progress
 from fastlin.training.record import Folder
 from fastlin.training.signals import Signal
 from fastlin.training.start import initial_model, training_sources
 from fastlin.training.team import ALONE, Team
+from fastlin.training.update import Moment, Update, make_update
 
 
 class Loop:
@@ -64,14 +64,9 @@ class Loop:
         self.seconds = 0.0
         self.diverged: dict[int, int] = {}
         self.records: list[dict[str, Any]] = []
-        self.optimiser: torch.optim.Optimizer | None = None
-        self._average: list[Tensor] = []
+        self._update: Update | None = None
         self._averaged = 0
-        trials = config.shape.trials
-        self._loss = self._total = torch.zeros(trials, dtype=torch.float64, device=config.device)
         self._summed = 0
-        self._diverged_mask: Tensor | None = None
-        self._frozen: list[tuple[Tensor, Tensor, Tensor]] = []
         phases = len(config.regime.phases)
         self._ends = [config.steps * (i + 1) // phases for i in range(phases)]
 
@@ -91,142 +86,101 @@ class Loop:
                         self._save(self.folder)
                         saved = now
                     self.signal.raise_if_caught()
-                    share = (self.step - first) / (end - first)
-                    self._one_step(objective, share)
-                    self.step += 1
-                    self._add_to_average(first, end)
+                    self._one_step(objective, first, end)
                     if self.step == end:
-                        self._take_average()
+                        self._take_averages()
                     if self.step % self._record_every == 0 or self.step == end:
                         self._record(index)
                     progress.show(self.step, objective.sequences, self.records, optimum)
-                self.optimiser = None
+                self._update = None
         self.seconds = before + time.monotonic() - started
 
     def _phases(self) -> Iterator[tuple[int, Objective, int, int]]:
-        """Index, objective, first step and end of each remaining phase, with its optimiser made."""
+        """Index, objective, first step and end of each remaining phase, with its update made."""
         firsts = [0, *self._ends[:-1]]
         for index, (first, end) in enumerate(zip(firsts, self._ends, strict=True)):
             if self.step >= end:
                 continue
-            if self.optimiser is None:
+            if self._update is None:
                 self._begin(index)
-            yield index, Objective(self.config, self.model, self._sources, self.team, index), first, end
+            objective = Objective(self.config, self.model, self._sources, self.team, index)
+            self._first, self._turns = first, objective.turns
+            yield index, objective, first, end
 
     def _begin(self, index: int) -> None:
-        self.model.requires_grad_(False)
-        groups = self.config.regime.phases[index].trains
-        trained = list(dict.fromkeys(raw for group in groups for raw in self.model.group(group)))
-        for raw in trained:
-            raw.requires_grad_(True)
-        self._frozen = self._frozen_rows(index)
-        self.optimiser = make_optimiser(self.config, trained)
-        self._largest = [group["lr"] for group in self.optimiser.param_groups]
-        self._average, self._averaged = [], 0
+        config, model = self.config, self.model
+        model.requires_grad_(False)
+        groups = config.regime.phases[index].trains
+        trained = [raw for group in groups for raw in model.group(group)]
+        names = [name for name, raw in model.named_parameters() if any(raw is other for other in trained)]
+        diverged = torch.zeros(model.shape.trials, dtype=torch.int64, device=config.device)
+        diverged[list(self.diverged)] = 1
+        self._update = make_update(config, model, names, self._idle(index, names), diverged)
+        self._averaged = self._summed = 0
 
-    def _frozen_rows(self, index: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Parameters that some variants do not train, with the mask (R,) of these trials and their values."""
-        frozen: list[tuple[Tensor, Tensor, Tensor]] = []
-        for raw in self.model.parameters():
+    def _idle(self, index: int, names: list[str]) -> dict[str, Tensor]:
+        """Of parameters that some variants do not train, the mask (R,) of their trials."""
+        masks, trials = {}, self.model.shape.trials
+        for name in names:
+            raw = getattr(self.model, name)
             idle = [
                 all(raw is not other for group in row.phases[index].trains for other in self.model.group(group))
                 for row in self.config.regime.variants
             ]
-            if raw.requires_grad and any(idle):
-                rows = torch.tensor(idle * (len(raw) // len(idle)), device=raw.device)
-                frozen.append((raw, rows, raw.detach()[rows].clone()))
-        return frozen
+            if any(idle):
+                masks[name] = torch.tensor(idle * (trials // len(idle)), device=raw.device)
+        return masks
 
-    def _one_step(self, objective: Objective, share: float) -> None:
-        optimiser = self.optimiser
-        assert optimiser is not None
-        factor = multiplier(self.config, share)
-        for group, largest in zip(optimiser.param_groups, self._largest, strict=True):
-            group["lr"] = largest * factor
+    def _one_step(self, objective: Objective, first: int, end: int) -> None:
+        assert self._update is not None
+        progress = (self.step - first) / (end - first)
+        weight = 0.0
+        if self.step >= end - round(self.config.average * (end - first)):
+            self._averaged += 1
+            weight = 1.0 / self._averaged
+        moment = Moment(self.step, progress, multiplier(self.config, progress), weight)
+        self._update.take(objective, moment, self.signal.caught)
+        self.signal.heard = objective.heard
+        self._summed += objective.turns
+        self.step += 1
 
-        def closure(turn: int) -> float:
-            optimiser.zero_grad()
-            self._loss = objective.backward(self.step, share, turn, self._trained(), self.signal.caught)
-            self.signal.heard = objective.heard
-            value = (self._loss.sum() / self.model.loss_unit).item()
-            if not math.isfinite(value):
-                self._drop_diverged(~torch.isfinite(self._loss).cpu())
-            for raw, rows, _ in self._frozen:
-                assert raw.grad is not None
-                raw.grad[rows] = 0.0
-            if self._diverged_mask is not None:
-                for raw in self._trained():
-                    assert raw.grad is not None
-                    raw.grad[self._diverged_mask] = 0.0
-            if self.config.clip is not None:
-                _clip(self._trained(), self.config.clip)
-            return value
+    def _take_averages(self) -> None:
+        assert self._update is not None
+        self._update.take_averages()
+        self._averaged = 0
 
-        for turn in range(objective.turns):
-            optimiser.step(partial(closure, turn))
-            with torch.no_grad():
-                for raw, rows, values in self._frozen:
-                    raw[rows] = values
-            self._total = self._total + self._loss
-            self._summed += 1
-
-    def _trained(self) -> list[Tensor]:
-        assert self.optimiser is not None
-        return [raw for group in self.optimiser.param_groups for raw in group["params"]]
-
-    @torch.no_grad()
-    def _drop_diverged(self, bad: Tensor) -> None:
-        """Zero the rows of diverged trials in parameters, averages and optimiser state, from this step on."""
-        trials = len(bad)
-        for trial in bad.nonzero()[:, 0].tolist():
-            if trial not in self.diverged:
-                self.diverged[trial] = self.step
-                self._add({"step": self.step, "diverged": trial})
-        assert self.optimiser is not None
-        states = [
-            value for state in self.optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
-        ]
-        self._mask_diverged()
-        for raw in (*self.model.parameters(), *self._average, *states):
-            if raw.ndim and len(raw) == trials:
-                raw[self._diverged_mask] = 0.0
-
-    def _mask_diverged(self) -> None:
-        self._diverged_mask = torch.zeros(self.model.shape.trials, dtype=torch.bool)
-        self._diverged_mask[list(self.diverged)] = True
-
-    @torch.no_grad()
-    def _add_to_average(self, first: int, end: int) -> None:
-        if self.step <= end - round(self.config.average * (end - first)):
-            return
-        trained = [raw.detach() for raw in self._trained()]
-        if not self._average:
-            self._average = [torch.zeros_like(raw) for raw in trained]
-        self._averaged += 1
-        torch._foreach_lerp_(self._average, trained, 1.0 / self._averaged)
-
-    @torch.no_grad()
-    def _take_average(self) -> None:
-        for raw, average in zip(self._trained(), self._average, strict=False):
-            raw.copy_(average)
-        self._average, self._averaged = [], 0
+    def _note_diverged(self) -> None:
+        """Record the trials that have diverged since the last call, and zero their parameters."""
+        assert self._update is not None
+        new = {
+            trial: self._first + (update - 1) // self._turns
+            for trial, update in enumerate(self._update.diverged.tolist())
+            if update and trial not in self.diverged
+        }
+        for trial, step in sorted(new.items(), key=lambda item: (item[1], item[0])):
+            self.diverged[trial] = step
+            self._add({"step": step, "diverged": trial})
+        if new:
+            self._update.clear_diverged()
 
     def _record(self, index: int) -> None:
         """Record the mean losses since the last record, and the current risk."""
+        assert self._update is not None
+        self._note_diverged()
         self._compare_parameters()
         with torch.no_grad():
             risk, error = self.judge.current(self.model, self.config.regime.phases[index].prompts)
         record: dict[str, Any] = {
             "step": self.step,
             "phase": index,
-            "lr": self.optimiser.param_groups[0]["lr"] if self.optimiser is not None else None,
-            "loss": self._numbers(self._total / self._summed),
+            "lr": self._update.lr,
+            "loss": self._numbers(self._update.total / self._summed),
             "risk": self._numbers(risk),
         }
         if bool(error.any()):
             record["risk_error"] = self._numbers(error)
         self._add(record)
-        self._total = torch.zeros_like(self._total)
+        self._update.total.zero_()
         self._summed = 0
 
     def _compare_parameters(self) -> None:
@@ -266,18 +220,17 @@ class Loop:
             for raw, earlier in zip(self.model.parameters(), model.parameters(), strict=True):
                 raw.copy_(earlier.repeat_interleave(repeat, 0))
                 raw[list(self.diverged)] = 0.0
-        if self.diverged:
-            self._mask_diverged()
 
     def _save(self, folder: Folder) -> None:
+        assert self._update is not None
+        self._note_diverged()
         tensors: dict[str, Tensor] = {}
         state = {
             "model": dict(self.model.named_parameters()),
-            "optimiser": None if self.optimiser is None else self.optimiser.state_dict(),
-            "largest": self._largest,
-            "average": self._average,
+            "update": self._update.state(),
+            "averages": self._update.averages,
             "averaged": self._averaged,
-            "total": self._total,
+            "total": self._update.total,
             "summed": self._summed,
             "step": self.step,
             "seconds": self.seconds,
@@ -289,36 +242,13 @@ class Loop:
         """Restore the state of a checkpoint, and the records up to it."""
         state = checkpoint.restore(tree, tensors)
         self.step, self.seconds, self.records = state["step"], state["seconds"], records
+        self.diverged = state["diverged"]
         with torch.no_grad():
             for name, raw in self.model.named_parameters():
                 raw.copy_(state["model"][name])
         self._begin(next(index for index, end in enumerate(self._ends) if self.step < end))
-        assert self.optimiser is not None
-        _load(self.optimiser, state["optimiser"])
-        self._largest, self._average, self._averaged = state["largest"], state["average"], state["averaged"]
-        self._total = state["total"].to(self._total.device)
-        self._summed, self.diverged = state["summed"], state["diverged"]
-        if self.diverged:
-            self._drop_diverged(torch.zeros(self.model.shape.trials, dtype=torch.bool))
-
-
-def _load(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load an optimiser's state without torch's cast to the dtypes of the parameters."""
-    optimiser.load_state_dict(saved)
-    raws = [raw for group in optimiser.param_groups for raw in group["params"]]
-    for index, state in saved["state"].items():
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                loaded = optimiser.state[raws[index]]
-                loaded[name] = value.to(loaded[name].device)
-
-
-@torch.no_grad()
-def _clip(trained: list[Tensor], largest: float) -> None:
-    """Scale the gradient of each trial to a norm of at most `largest`."""
-    gradients = [raw.grad for raw in trained if raw.grad is not None]
-    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-    if bool((norms > largest).any()):
-        factors = (largest / norms).clamp(max=1.0)
-        for gradient in gradients:
-            gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
+        assert self._update is not None
+        self._update.restore(state["update"])
+        self._update.averages = [average.to(self.config.device) for average in state["averages"]]
+        self._update.total.copy_(state["total"])
+        self._averaged, self._summed = state["averaged"], state["summed"]

@@ -13,7 +13,8 @@ With a row for each piece the rows are added in order afterwards: the bits do no
 from __future__ import annotations
 
 import signal
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,23 +106,61 @@ class Objective:
         return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
 
     def backward(self, step: int, progress: float, turn: int, trained: list[Tensor], caught: int | None) -> Tensor:
-        """Compute the losses (R,) of the batch, and set the gradients of the trained parameters.
+        """Compute the losses (R,) of the batch, and set the gradients of the trained parameters, by autograd.
 
-        `progress` in [0, 1] is the part of the phase that is done, `caught` a signal that this process caught.
+        The gradients are those of the losses over the model's `loss_unit`. `progress` in [0, 1] is the part of the
+        phase that is done, `caught` a signal that this process caught.
         """
-        if not self._in_pieces:
-            return self._backward(self._units[0], step, progress, turn)
-        R, device = self.model.shape.trials, self.model.attention_unit.device
-        sizes = [R, *(raw.numel() for raw in trained)]
-        width = sum(sizes)
-        flat = torch.zeros(self._rows * width + len(_SIGNALS), dtype=torch.float64, device=device)
-        rows = flat[: -len(_SIGNALS)].view(self._rows, width).unbind()
-        for row, draws in self._units.items():
-            loss = self._backward(draws, step, progress, turn)
-            grads = [raw.new_zeros(raw.numel()) if raw.grad is None else raw.grad.view(-1) for raw in trained]
-            torch.cat([loss, *grads], out=rows[row])
+
+        def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
+            loss = self.loss(draws, step, progress, turn)
+            torch.autograd.backward(loss.sum() / self.model.loss_unit)
+            grads = [torch.zeros_like(raw) if raw.grad is None else raw.grad for raw in trained]
             for raw in trained:
                 raw.grad = None
+            return loss.detach(), grads
+
+        loss, grads = self._summed(of_draws, [raw.shape for raw in trained], caught)
+        for raw, grad in zip(trained, grads, strict=True):
+            raw.grad = grad
+        return loss
+
+    @torch.no_grad()
+    def by_hand(
+        self, step: int, progress: float, turn: int, names: list[str], caught: int | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Losses (R,) of the batch and their gradients of the named raw parameters, without autograd.
+
+        Arguments as in `backward`.
+        """
+        model = self.model
+        wants = "".join(letter for letter, raws in model.made_from.items() if not set(raws).isdisjoint(names))
+
+        def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
+            loss, grads = self._gradients(draws, step, progress, turn, wants)
+            pulled = model.pull(grads)
+            return loss, [pulled[name] for name in names]
+
+        return self._summed(of_draws, [getattr(model, name).shape for name in names], caught)
+
+    def _summed(
+        self,
+        of_draws: Callable[[list[TermDraw]], tuple[Tensor, list[Tensor]]],
+        shapes: list[torch.Size],
+        caught: int | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Losses and gradients of the batch, summed over its pieces and over processes."""
+        if not self._in_pieces:
+            return of_draws(self._units[0])
+        R, unit = self.model.shape.trials, self.model.attention_unit
+        sizes = [R, *(shape.numel() for shape in shapes)]
+        width = sum(sizes)
+        flat = torch.zeros(self._rows * width + len(_SIGNALS), dtype=torch.float64, device=unit.device)
+        rows = flat[: -len(_SIGNALS)].view(self._rows, width).unbind()
+        for row, draws in self._units.items():
+            if any(draw.batch for draw in draws):
+                loss, grads = of_draws(draws)
+                torch.cat([loss, *(grad.reshape(-1) for grad in grads)], out=rows[row])
         if caught is not None:
             flat[_SIGNALS.index(caught) - len(_SIGNALS)] = 1.0
         self.team.add(flat)
@@ -130,18 +169,8 @@ class Objective:
         total = rows[0]
         for other in rows[1:]:
             total = total + other
-        loss, *sums = total.to(trained[0].dtype).split_with_sizes(sizes)
-        for raw, gradient in zip(trained, sums, strict=True):
-            raw.grad = gradient.view(raw.shape)
-        return loss
-
-    def _backward(self, draws: list[TermDraw], step: int, progress: float, turn: int) -> Tensor:
-        """Losses (R,) of some terms, zero where they have no sequences; their gradients are added to the parameters."""
-        if not any(draw.batch for draw in draws):
-            return self.model.attention_unit.new_zeros(self.model.shape.trials)
-        loss = self.loss(draws, step, progress, turn)
-        torch.autograd.backward(loss.sum() / self.model.loss_unit)
-        return loss.detach()
+        loss, *sums = total.to(unit.dtype).split_with_sizes(sizes)
+        return loss, [grad.view(shape) for grad, shape in zip(sums, shapes, strict=True)]
 
     def loss(self, draws: list[TermDraw], step: int, progress: float, turn: int) -> Tensor:
         """Loss (R,) on terms of the objective; zero for trials that do not have them."""
@@ -150,26 +179,62 @@ class Objective:
             if draw.batch == 0:
                 continue
             loss, _ = self.model.loss(
-                draw.sources[turn % len(draw.sources)],
-                draw.shots,
-                draw.batch,
-                seed=self.config.seed,
-                step=step,
-                stream=draw.stream,
-                offset=draw.offset,
+                *self._data(draw, turn),
+                **self._place(draw, step),
                 prompts=self.phase.prompts,
-                weight=draw.weight,
-                backend=self.config.backend,
                 rows=draw.rows,
             )
-            if draw.share != 1.0:
-                loss = draw.share * loss
-            weights = [term.weight_at(progress) for term in draw.variants]
-            if weights:
-                loss = loss * loss.new_tensor(weights).repeat(len(loss) // len(weights))
-            elif draw.term.weight_at(progress) != 1.0:
-                loss = draw.term.weight_at(progress) * loss
-            if draw.rows is not None:
-                loss = loss.new_zeros(self.model.shape.trials).index_copy(0, draw.rows, loss)
-            losses.append(loss)
+            factor = _factor(draw, progress, loss)
+            losses.append(self._of_all_trials(loss if factor is None else factor * loss, draw.rows))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
+
+    def _gradients(
+        self, draws: list[TermDraw], step: int, progress: float, turn: int, wants: str
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`loss`, and its gradients by letter of the op's parameters."""
+        forms = self.model.forms(self.phase.prompts)
+        total, sums = None, dict[str, Tensor]()
+        for draw in draws:
+            if draw.batch == 0:
+                continue
+            own, rows = forms, draw.rows
+            if rows is not None:
+                own = {letter: None if form is None else form[rows] for letter, form in forms.items()}
+            loss, grads = self.model.gradients(*self._data(draw, turn), own, wants, **self._place(draw, step))
+            factor = _factor(draw, progress, loss)
+            if factor is not None:
+                loss = factor * loss
+                grads = {letter: factor.view(-1, *[1] * (grad.ndim - 1)) * grad for letter, grad in grads.items()}
+            loss = self._of_all_trials(loss, rows)
+            grads = {letter: self._of_all_trials(grad, rows) for letter, grad in grads.items()}
+            total = loss if total is None else total + loss
+            sums = {letter: sums[letter] + grad for letter, grad in grads.items()} if sums else grads
+        assert total is not None
+        return total, sums
+
+    def _data(self, draw: TermDraw, turn: int) -> tuple[TaskSource, int, int]:
+        return draw.sources[turn % len(draw.sources)], draw.shots, draw.batch
+
+    def _place(self, draw: TermDraw, step: int) -> dict[str, Any]:
+        return {
+            "seed": self.config.seed,
+            "step": step,
+            "stream": draw.stream,
+            "offset": draw.offset,
+            "weight": draw.weight,
+            "backend": self.config.backend,
+        }
+
+    def _of_all_trials(self, tensor: Tensor, rows: Tensor | None) -> Tensor:
+        """A tensor of some trials as one of all, zero for the others."""
+        if rows is None:
+            return tensor
+        return tensor.new_zeros(self.model.shape.trials, *tensor.shape[1:]).index_copy(0, rows, tensor)
+
+
+def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
+    """Factor of a term's loss, () or one for each of its trials; None for one."""
+    weights = [term.weight_at(progress) for term in draw.variants] or [draw.term.weight_at(progress)]
+    if draw.share == 1.0 and all(weight == 1.0 for weight in weights):
+        return None
+    return (draw.share * like.new_tensor(weights)).repeat(len(like) // len(weights))

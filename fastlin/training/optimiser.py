@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -70,6 +70,33 @@ def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> t
         return made
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimiser: {kind.__name__} does not take {config.optimiser_options!r}: {error}") from error
+
+
+class CompiledRule(NamedTuple):
+    """Adam, or SGD with the momentum beta1, as the compiled update has them."""
+
+    is_adam: bool
+    beta1: float
+    beta2: float
+    eps: float
+
+
+def compiled_rule(config: RunConfig) -> CompiledRule | None:
+    """The optimiser of a run for the compiled update; None where it lacks a class or an option, or a value is wrong."""
+    kind, options = optimiser_class(config.optimiser), dict(config.optimiser_options)
+    try:
+        if kind is torch.optim.Adam:
+            betas, eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
+            made = CompiledRule(True, float(betas[0]), float(betas[1]), float(eps))
+            in_range = len(betas) == 2 and 0 <= made.beta1 < 1 and 0 <= made.beta2 < 1 and 0 <= made.eps < math.inf
+        elif kind is torch.optim.SGD:
+            made = CompiledRule(False, float(options.pop("momentum", 0.0)), 0.0, 0.0)
+            in_range = 0 <= made.beta1 < math.inf
+        else:
+            return None
+    except (TypeError, ValueError, IndexError):
+        return None
+    return made if in_range and not options else None
 
 
 @dataclass(frozen=True)

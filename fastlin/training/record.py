@@ -57,6 +57,7 @@ class RunFile(Struct, frozen=True):
     device: str = "cpu"
     machine: dict[str, Any] = {}
     processes: int = 1
+    step: str = ""  # "lean", or "autograd" and why
 
 
 class Result(Struct, frozen=True):

@@ -143,17 +143,17 @@ def test_after_a_run_has_the_bits_of_the_whole(tmp_path, model):
 def test_after_a_run_stopped_and_gone_on_with(tmp_path, monkeypatch):
     first = fl.train(MIX, "pretrain", N, **{**SHORT, "steps": 4})
     whole = tuned(EIGHT, after=first)
-    original, calls = fl.models.Model.loss, itertools.count()
+    original, calls = fl.models.Model.gradients, itertools.count()
 
     def failing(self, *args, **options):
         if next(calls) == 5:
             raise KeyboardInterrupt
         return original(self, *args, **options)
 
-    monkeypatch.setattr(fl.models.Model, "loss", failing)
+    monkeypatch.setattr(fl.models.Model, "gradients", failing)
     with pytest.raises(KeyboardInterrupt):
         tuned(EIGHT, after=first, out=tmp_path / "run", checkpoint_seconds=0.0)
-    monkeypatch.setattr(fl.models.Model, "loss", original)
+    monkeypatch.setattr(fl.models.Model, "gradients", original)
     run = tuned(EIGHT, after=first, out=tmp_path / "run", resume=True)
     assert torch.equal(run.params["W"], whole.params["W"])
     assert torch.equal(run.params["v"], whole.params["v"])
@@ -213,16 +213,17 @@ def test_a_term_is_taken_on_the_trials_that_have_it():
     )
     config, seen = config_of([few, zero]), []
     kind = type(initial_model(config))
-    original = kind.loss
+    original = kind.gradients
 
-    def noting(self, source, n, *args, rows=None, **options):
-        seen.append((n, None if rows is None else rows.tolist()))
-        return original(self, source, n, *args, rows=rows, **options)
+    def noting(self, source, n, batch, forms, *args, **options):
+        seen.append((n, forms["W"].tolist()))
+        return original(self, source, n, batch, forms, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "loss", noting)
+        patch.setattr(kind, "gradients", noting)
         trace(config)
-    assert seen[:2] == [(N, [0, 2]), (0, [1, 3])]
+    W = initial_model(config).forms()["W"].tolist()
+    assert seen[:2] == [(N, [W[0], W[2]]), (0, [W[1], W[3]])]
 
 
 def test_rows_that_do_not_go_together():

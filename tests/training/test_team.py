@@ -15,6 +15,7 @@ from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
 from fastlin.training.opening import State
 from fastlin.training.team import ALONE, Team, team_of
+from fastlin.training.update import LeanUpdate
 
 TARGET = fl.FixedTask([0.2, 0.4, 0.6], bias=True)
 SPHERE = {"mix": fl.SphereTasks(3, bias=True), "target": TARGET, "preset": "authors"}
@@ -58,8 +59,12 @@ def begun(config, phase, team=ALONE, **fields):
 def sums(config, phase, turn, **given):
     """Losses and gradients of a step, flat, as the processes add them up."""
     loop, objective = begun(config, phase, **given)
-    loss = objective.backward(3, 0.25, turn, loop._trained(), None)
-    return torch.cat([loss, *(raw.grad.flatten() for raw in loop._trained())]), objective
+    if isinstance(loop._update, LeanUpdate):
+        loss, grads = objective.by_hand(3, 0.25, turn, loop._update.names, None)
+    else:
+        loss = objective.backward(3, 0.25, turn, loop._update.trained, None)
+        grads = [raw.grad for raw in loop._update.trained]
+    return torch.cat([loss, *(grad.flatten() for grad in grads)]), objective
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])

@@ -1,0 +1,262 @@
+"""One optimiser update of all trials, in two ways.
+
+`LeanUpdate` has no autograd: the kernel makes the gradients of the op's parameters, the model pulls them back to its
+own, and one compiled call updates all trials. It serves Adam and SGD with momentum, on the CPU, for models of linear
+attention. `TorchUpdate` takes any optimiser of torch.optim and any model, through autograd. `why_not_lean` decides.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastlin import _extension, models
+from fastlin.models import Model
+from fastlin.training.config import RunConfig
+from fastlin.training.objective import Objective
+from fastlin.training.optimiser import compiled_rule, make_optimiser
+
+
+class Moment(NamedTuple):
+    """A step of a phase."""
+
+    step: int
+    progress: float  # in [0, 1] within the phase
+    factor: float  # multiplier of the learning rate
+    average_weight: float  # of the new values in the running average; 0: not averaged
+
+
+class Update(ABC):
+    """The optimiser of a phase.
+
+    Parameters
+    ----------
+    config : RunConfig
+    model : Model
+    names : list of str
+        The raw parameters that train.
+    idle : mapping
+        Of some of them, the mask (R,) of the trials that do not train them.
+    diverged : Tensor (R,), int64
+        The update of this phase, from 1 on, at which the trial's loss was not finite; 0: none so far. Updates write it.
+    """
+
+    def __init__(
+        self, config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
+    ) -> None:
+        self.config, self.model, self.names, self.idle, self.diverged = config, model, names, idle, diverged
+        self.trained = [getattr(model, name) for name in names]
+        self.averages: list[Tensor] = []
+        self.total = torch.zeros(model.shape.trials, dtype=torch.float64, device=diverged.device)
+        self.lr = 0.0
+
+    @abstractmethod
+    def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
+        """Take the updates of a step, and add their losses (R,) to `total`; `caught` is a signal of this process."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs, besides averages and total."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+
+    @abstractmethod
+    def rows_of_state(self) -> list[Tensor]:
+        """The tensors of the optimiser's state."""
+
+    def _start_averages(self) -> None:
+        if not self.averages:
+            self.averages = [torch.zeros_like(raw) for raw in self.trained]
+
+    @torch.no_grad()
+    def take_averages(self) -> None:
+        """Set the parameters to their running averages, if there are any."""
+        for raw, average in zip(self.trained, self.averages, strict=False):
+            raw.copy_(average)
+        self.averages = []
+
+    @torch.no_grad()
+    def clear_diverged(self) -> None:
+        """Zero the rows of diverged trials in parameters, averages and optimiser state."""
+        dead = self.diverged > 0
+        for raw in (*self.model.parameters(), *self.averages, *self.rows_of_state()):
+            if raw.ndim and len(raw) == len(dead):
+                raw[dead] = 0.0
+
+
+def why_not_lean(config: RunConfig) -> str | None:
+    """Why a run trains through autograd; None for the lean step."""
+    if not models.KINDS[config.model].linear:
+        return f"model {config.model}"
+    if config.device.type != "cpu":
+        return f"device {config.device.type}"
+    if config.serving_backend == "reference":
+        return "backend reference"
+    if compiled_rule(config) is None:
+        options = ", ".join(config.optimiser_options)
+        return f"optimiser {config.optimiser}" + (f" with {options}" if options else "")
+    return None if _extension.why_missing() is None else "fastlin._C is missing"
+
+
+def make_update(
+    config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
+) -> Update:
+    """The update of a phase, lean where it can be."""
+    kind = LeanUpdate if why_not_lean(config) is None else TorchUpdate
+    return kind(config, model, names, idle, diverged)
+
+
+class LeanUpdate(Update):
+    """Kernel, pull-back, compiled update."""
+
+    def __init__(
+        self, config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
+    ) -> None:
+        super().__init__(config, model, names, idle, diverged)
+        rule = compiled_rule(config)
+        assert rule is not None
+        self._rule = rule
+        self._first = [torch.zeros_like(raw) for raw in self.trained]
+        self._second = [torch.zeros_like(raw) for raw in self.trained] if rule.is_adam else []
+        # Data of the compiled call, not arguments: a device could keep them.
+        self._updates = np.zeros(1, np.int64)
+        self._rates = np.zeros(model.shape.trials)
+        self._idle = [self.idle[name].to(torch.uint8) if name in idle else None for name in names]
+        self._sizes = [raw[0].numel() for raw in self.trained]
+        self._compiled = _extension.loaded().update
+
+    def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
+        """Take the updates of a step, and add their losses (R,) to `total`; `caught` is a signal of this process."""
+        self.lr = self.config.lr * moment.factor
+        self._rates.fill(self.lr)
+        for turn in range(objective.turns):
+            loss, grads = objective.by_hand(moment.step, moment.progress, turn, self.names, caught)
+            is_last = turn == objective.turns - 1
+            self._apply(loss, grads, moment.average_weight if is_last else 0.0)
+
+    def _apply(self, loss: Tensor, grads: list[Tensor], average_weight: float) -> None:
+        if average_weight:
+            self._start_averages()
+        grads = [grad.contiguous() for grad in grads]
+        clip, rule = self.config.clip, self._rule
+        numbers = (rule.beta1, rule.beta2, rule.eps, self.config.weight_decay, -1.0 if clip is None else clip)
+        lists = (self.trained, grads, self._first, self._second, self.averages, self._idle)
+        arrays = [[0 if t is None else t.data_ptr() for t in tensors] or [0] * len(grads) for tensors in lists]
+        of_trials = [loss.data_ptr(), self.total.data_ptr(), self._rates.ctypes.data, self._updates.ctypes.data]
+        self._compiled(
+            loss.dtype is torch.float64,
+            torch.get_num_threads(),
+            len(loss),
+            self._sizes,
+            arrays,
+            [*of_trials, self.diverged.data_ptr()],
+            rule.is_adam,
+            (1.0 / self.model.loss_unit, *numbers, average_weight),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs, besides averages and total."""
+        return {"updates": int(self._updates[0]), "first": self._first, "second": self._second}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._updates[0] = state["updates"]
+        for own, saved in zip(self.rows_of_state(), [*state["first"], *state["second"]], strict=True):
+            own.copy_(saved)
+
+    def rows_of_state(self) -> list[Tensor]:
+        """The tensors of the optimiser's state."""
+        return [*self._first, *self._second]
+
+
+class TorchUpdate(Update):
+    """Autograd, and an optimiser of torch.optim."""
+
+    def __init__(
+        self, config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
+    ) -> None:
+        super().__init__(config, model, names, idle, diverged)
+        for raw in self.trained:
+            raw.requires_grad_(True)
+        rows = [(getattr(model, name), mask) for name, mask in idle.items()]
+        self._frozen = [(raw, mask, raw.detach()[mask].clone()) for raw, mask in rows]
+        self.optimiser = make_optimiser(config, self.trained)
+        self._largest = [group["lr"] for group in self.optimiser.param_groups]
+        self._updates = 0
+        self._any_diverged = bool((diverged > 0).any())
+
+    def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
+        """Take the updates of a step, and add their losses (R,) to `total`; `caught` is a signal of this process."""
+        for group, largest in zip(self.optimiser.param_groups, self._largest, strict=True):
+            group["lr"] = largest * moment.factor
+        self.lr = self.optimiser.param_groups[0]["lr"]
+        for turn in range(objective.turns):
+            self._updates += 1
+            self.optimiser.step(partial(self._closure, objective, moment, turn, caught))
+            with torch.no_grad():
+                for raw, rows, values in self._frozen:
+                    raw[rows] = values
+            self.total += self._loss
+        if moment.average_weight:
+            self._start_averages()
+            with torch.no_grad():
+                torch._foreach_lerp_(self.averages, [raw.detach() for raw in self.trained], moment.average_weight)
+
+    def _closure(self, objective: Objective, moment: Moment, turn: int, caught: int | None) -> float:
+        self.optimiser.zero_grad()
+        self._loss = objective.backward(moment.step, moment.progress, turn, self.trained, caught)
+        value = (self._loss.sum() / self.model.loss_unit).item()
+        if not math.isfinite(value):
+            self.diverged[~torch.isfinite(self._loss) & (self.diverged == 0)] = self._updates
+            self._any_diverged = bool((self.diverged > 0).any())
+            self.clear_diverged()
+        still = [(raw, rows) for raw, rows, _ in self._frozen]
+        if self._any_diverged:
+            still += [(raw, self.diverged > 0) for raw in self.trained]
+        for raw, rows in still:
+            assert raw.grad is not None
+            raw.grad[rows] = 0.0
+        if self.config.clip is not None:
+            _clip(self.trained, self.config.clip)
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs, besides averages and total."""
+        return {"updates": self._updates, "optimiser": self.optimiser.state_dict(), "largest": self._largest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`, without torch's cast of the state to the dtypes of the parameters."""
+        saved = state["optimiser"]
+        self._updates, self._largest = state["updates"], state["largest"]
+        self.optimiser.load_state_dict(saved)
+        raws = [raw for group in self.optimiser.param_groups for raw in group["params"]]
+        for index, values in saved["state"].items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    loaded = self.optimiser.state[raws[index]]
+                    loaded[name] = value.to(loaded[name].device)
+
+    def rows_of_state(self) -> list[Tensor]:
+        """The tensors of the optimiser's state."""
+        states = self.optimiser.state.values()
+        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+@torch.no_grad()
+def _clip(trained: list[Tensor], largest: float) -> None:
+    """Scale the gradient of each trial to a norm of at most `largest`."""
+    gradients = [raw.grad for raw in trained if raw.grad is not None]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    if bool((norms > largest).any()):
+        factors = (largest / norms).clamp(max=1.0)
+        for gradient in gradients:
+            gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
