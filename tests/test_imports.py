@@ -115,7 +115,7 @@ def test_layers_have_no_cycle():
 
 
 def test_backends_do_not_know_each_other():
-    shared = {f"fastlin.backends{part}" for part in ("", ".base", ".compiled", ".draw", ".problem")}
+    shared = {f"fastlin.backends{part}" for part in ("", ".base", ".compiled", ".draw", ".problem", ".update")}
     own = "fastlin.backends.triton"
     for path in (PACKAGE / "backends").rglob("*.py"):
         if path != PACKAGE / "backends" / "__init__.py":

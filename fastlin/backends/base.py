@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
+from fastlin.backends.update import PreparedUpdate, UpdateRule, UpdateState
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Tokens (B, n, m) or Gram matrices (B, m, m), queries (B, m), targets (B,), tasks (B,)."""
@@ -55,6 +56,8 @@ class Backend(ABC):
         Reads tokens in float16 or bfloat16, and computes in float32. Others get them in float32.
     draws : bool
         Has `sampled_loss` and `sample`: its kernels draw sequences.
+    updates : bool
+        Has `prepare_update`: optimiser updates of all trials in one call.
     last_kernel, last_sampler : str or None
         Kernel of the last call, and of the last `sample`, for tests and for the curious: "avx2 float32 streamed".
     """
@@ -66,6 +69,7 @@ class Backend(ABC):
     checks_tasks: bool = False
     reads_half: bool = False
     draws: bool = False
+    updates: bool = False
     last_kernel: str | None = None
     last_sampler: str | None = None
 
@@ -105,6 +109,13 @@ class Backend(ABC):
     def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
         """Drawn sequences, with their Gram matrices or their tokens."""
         raise BackendError(f"backend {self.name!r} does not draw sequences; wants one with `draws`")
+
+    def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
+        """A function that updates all parameters of all trials in place.
+
+        A trial whose loss is not finite is marked in `diverged`, and left as it is from then on.
+        """
+        raise BackendError(f"backend {self.name!r} has no optimiser update; wants one with `updates`")
 
 
 def check_sizes(draw: Draw, problem: Problem) -> None:

@@ -19,6 +19,7 @@ from fastlin.backends.base import Batch, LossAndGradients, PreparedLoss
 from fastlin.backends.compiled import RESULTS, CompiledBackend, Inputs, constants, empty_losses, packed, rows
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import LETTERS, Problem
+from fastlin.backends.update import PreparedUpdate, UpdateRule, UpdateState
 
 __all__ = ["CpuBackend", "backend", "instruction_set", "instruction_sets", "using"]
 
@@ -29,6 +30,7 @@ class CpuBackend(CompiledBackend):
     name = "cpu"
     shares_heads = True
     checks_tasks = True
+    updates = True
     piece = 1 << 18  # tasks and order of so many sequences take 4 MB
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
@@ -78,6 +80,25 @@ class CpuBackend(CompiledBackend):
         sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
         self.last_kernel = _extension.loaded().gram(*_place(z.dtype), sizes, (tokens.data_ptr(), G.data_ptr()))
         return G
+
+    def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
+        """A function that updates all parameters of all trials in place; the state's tensors stay where they are."""
+        is_adam, *numbers = rule
+        parameters, of_trials = state[:5], [tensor.data_ptr() for tensor in state[5:]]
+        absent = [0] * len(state.values)
+        values, *others = [[0 if t is None else t.data_ptr() for t in tensors] or absent for tensors in parameters]
+        sizes = [value[0].numel() for value in state.values]
+        trials, is_double = len(state.total), state.values[0].dtype is torch.float64
+        update = _extension.loaded().update
+
+        def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float) -> None:
+            gradients = [gradient.contiguous() for gradient in gradients]
+            arrays = [values, [gradient.data_ptr() for gradient in gradients], *others]
+            of_all = [loss.data_ptr(), *of_trials]
+            place = (is_double, torch.get_num_threads(), trials)
+            update(*place, sizes, arrays, of_all, is_adam, (*numbers, average_weight))
+
+        return prepared
 
 
 def _place(dtype: torch.dtype) -> tuple[str, bool, int]:

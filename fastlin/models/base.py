@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -115,7 +115,7 @@ class Model(nn.Module, ABC):
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     made_from: ClassVar[dict[str, tuple[str, ...]]]
-    """The raw parameters that each parameter of the op is made from."""
+    """The raw parameters that each parameter of the op is made from, by its letter in the order of `LETTERS`."""
     op: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
     linear: ClassVar[bool] = True
     """Whether attention is linear: closed forms, sampled Gram matrices and compiled backends apply."""
@@ -285,6 +285,11 @@ class Model(nn.Module, ABC):
         fixed = self.groups["heads"] if self.options["fixed_head"] else ()
         members = {**self.groups, **self.parts}[name]
         return [getattr(self, member) for member in members if member in self._sizes() and member not in fixed]
+
+    def trained_names(self, groups: Iterable[str]) -> list[str]:
+        """Names of the raw parameters of some groups, in the order of `named_parameters`."""
+        members = {id(raw) for group in groups for raw in self.group(group)}
+        return [name for name, raw in self.named_parameters() if id(raw) in members]
 
     @torch.no_grad()
     def start(self, start: Start, *, seed: int, stream: int, alike: int = 1) -> None:

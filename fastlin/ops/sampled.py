@@ -185,17 +185,16 @@ def sampled_gradients(
     forms : mapping
         The op's parameters by letter.
     wants : str
-        Letters of the gradients.
+        Letters of the gradients, in the order of `LETTERS`.
     options : mapping
         Fields of `Settings`.
     **place
         seed, step, stream, offset.
     """
-    tensors = tuple(forms.get(letter) for letter in LETTERS)
-    letters = "".join(letter for letter in LETTERS if letter in wants)
+    tensors = tuple([forms.get(letter) for letter in LETTERS])
     where = (place["seed"], place["step"], place.get("stream", 0), place.get("offset", 0))
-    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), *where, wants=letters)
-    return loss, dict(zip(letters, grads, strict=True))
+    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), *where, wants)
+    return loss, dict(zip(wants, grads, strict=True))
 
 
 def _loss(

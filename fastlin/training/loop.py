@@ -110,9 +110,7 @@ class Loop:
     def _begin(self, index: int) -> None:
         config, model = self.config, self.model
         model.requires_grad_(False)
-        groups = config.regime.phases[index].trains
-        trained = [raw for group in groups for raw in model.group(group)]
-        names = [name for name, raw in model.named_parameters() if any(raw is other for other in trained)]
+        names = model.trained_names(config.regime.phases[index].trains)
         diverged = torch.zeros(model.shape.trials, dtype=torch.int64, device=config.device)
         diverged[list(self.diverged)] = 1
         self._update = make_update(config, model, names, self._idle(index, names), diverged)
@@ -120,15 +118,12 @@ class Loop:
 
     def _idle(self, index: int, names: list[str]) -> dict[str, Tensor]:
         """Of parameters that some variants do not train, the mask (R,) of their trials."""
-        masks, trials = {}, self.model.shape.trials
+        trained = [self.model.trained_names(row.phases[index].trains) for row in self.config.regime.variants]
+        masks = {}
         for name in names:
-            raw = getattr(self.model, name)
-            idle = [
-                all(raw is not other for group in row.phases[index].trains for other in self.model.group(group))
-                for row in self.config.regime.variants
-            ]
+            idle = [name not in of_variant for of_variant in trained]
             if any(idle):
-                masks[name] = torch.tensor(idle * (trials // len(idle)), device=raw.device)
+                masks[name] = torch.tensor(idle * self.config.trials, device=self.config.device)
         return masks
 
     def _one_step(self, objective: Objective, first: int, end: int) -> None:
@@ -146,7 +141,8 @@ class Loop:
 
     def _take_averages(self) -> None:
         assert self._update is not None
-        self._update.take_averages()
+        if self._averaged:
+            self._update.take_averages()
         self._averaged = 0
 
     def _note_diverged(self) -> None:
@@ -249,6 +245,7 @@ class Loop:
         self._begin(next(index for index, end in enumerate(self._ends) if self.step < end))
         assert self._update is not None
         self._update.restore(state["update"])
-        self._update.averages = [average.to(self.config.device) for average in state["averages"]]
+        for average, saved in zip(self._update.averages, state["averages"], strict=True):
+            average.copy_(saved)
         self._update.total.copy_(state["total"])
         self._averaged, self._summed = state["averaged"], state["summed"]

@@ -61,6 +61,9 @@ class Objective:
         self.config, self.model, self.sources, self.team, self.index = config, model, sources, team, index
         self.phase = phase = config.regime.phases[index]
         self.heard: int | None = None
+        self._names = names = model.trained_names(phase.trains)
+        self._shapes = [getattr(model, name).shape for name in names]
+        self._wants = "".join(a for a, raws in model.made_from.items() if not set(raws).isdisjoint(names))
         self._in_pieces = team.size > 1 or config.shards is not None
         pieces = config.shards or team.size
         self._rows = config.shards or 1
@@ -126,22 +129,18 @@ class Objective:
         return loss
 
     @torch.no_grad()
-    def by_hand(
-        self, step: int, progress: float, turn: int, names: list[str], caught: int | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Losses (R,) of the batch and their gradients of the named raw parameters, without autograd.
+    def by_hand(self, step: int, progress: float, turn: int, caught: int | None) -> tuple[Tensor, list[Tensor]]:
+        """Losses (R,) of the batch and their gradients of the trained raw parameters, without autograd.
 
-        Arguments as in `backward`.
+        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`.
         """
-        model = self.model
-        wants = "".join(letter for letter, raws in model.made_from.items() if not set(raws).isdisjoint(names))
 
         def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
-            loss, grads = self._gradients(draws, step, progress, turn, wants)
-            pulled = model.pull(grads)
-            return loss, [pulled[name] for name in names]
+            loss, grads = self._gradients(draws, step, progress, turn)
+            pulled = self.model.pull(grads)
+            return loss, [pulled[name] for name in self._names]
 
-        return self._summed(of_draws, [getattr(model, name).shape for name in names], caught)
+        return self._summed(of_draws, self._shapes, caught)
 
     def _summed(
         self,
@@ -189,7 +188,7 @@ class Objective:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _gradients(
-        self, draws: list[TermDraw], step: int, progress: float, turn: int, wants: str
+        self, draws: list[TermDraw], step: int, progress: float, turn: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`loss`, and its gradients by letter of the op's parameters."""
         forms = self.model.forms(self.phase.prompts)
@@ -200,7 +199,7 @@ class Objective:
             own, rows = forms, draw.rows
             if rows is not None:
                 own = {letter: None if form is None else form[rows] for letter, form in forms.items()}
-            loss, grads = self.model.gradients(*self._data(draw, turn), own, wants, **self._place(draw, step))
+            loss, grads = self.model.gradients(*self._data(draw, turn), own, self._wants, **self._place(draw, step))
             factor = _factor(draw, progress, loss)
             if factor is not None:
                 loss = factor * loss
@@ -233,7 +232,7 @@ class Objective:
 
 
 def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
-    """Factor of a term's loss, () or one for each of its trials; None for one."""
+    """Factor of a term's loss, one for each of its trials; None for one."""
     weights = [term.weight_at(progress) for term in draw.variants] or [draw.term.weight_at(progress)]
     if draw.share == 1.0 and all(weight == 1.0 for weight in weights):
         return None

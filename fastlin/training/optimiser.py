@@ -6,9 +6,11 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from fastlin.backends.update import UpdateRule
 
 if TYPE_CHECKING:
     from fastlin.training.config import RunConfig
@@ -72,31 +74,24 @@ def make_optimiser(config: RunConfig, parameters: list[torch.nn.Parameter]) -> t
         raise ValueError(f"optimiser: {kind.__name__} does not take {config.optimiser_options!r}: {error}") from error
 
 
-class CompiledRule(NamedTuple):
-    """Adam, or SGD with the momentum beta1, as the compiled update has them."""
-
-    is_adam: bool
-    beta1: float
-    beta2: float
-    eps: float
-
-
-def compiled_rule(config: RunConfig) -> CompiledRule | None:
-    """The optimiser of a run for the compiled update; None where it lacks a class or an option, or a value is wrong."""
+def compiled_rule(config: RunConfig, gradient_scale: float = 1.0) -> UpdateRule | None:
+    """The optimiser of a run for compiled updates; None where they lack its class or an option, or a value is wrong."""
     kind, options = optimiser_class(config.optimiser), dict(config.optimiser_options)
     try:
         if kind is torch.optim.Adam:
-            betas, eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
-            made = CompiledRule(True, float(betas[0]), float(betas[1]), float(eps))
-            in_range = len(betas) == 2 and 0 <= made.beta1 < 1 and 0 <= made.beta2 < 1 and 0 <= made.eps < math.inf
+            (beta1, beta2), eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
         elif kind is torch.optim.SGD:
-            made = CompiledRule(False, float(options.pop("momentum", 0.0)), 0.0, 0.0)
-            in_range = 0 <= made.beta1 < math.inf
+            beta1, beta2, eps = options.pop("momentum", 0.0), 0.0, 0.0
         else:
             return None
-    except (TypeError, ValueError, IndexError):
+        numbers = (float(beta1), float(beta2), float(eps))
+    except (TypeError, ValueError):
         return None
-    return made if in_range and not options else None
+    limits = (1.0, 1.0, math.inf) if kind is torch.optim.Adam else (math.inf, 1.0, 1.0)
+    if options or not all(0.0 <= number < limit for number, limit in zip(numbers, limits, strict=True)):
+        return None
+    clip = -1.0 if config.clip is None else config.clip
+    return UpdateRule(kind is torch.optim.Adam, gradient_scale, *numbers, config.weight_decay, clip)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """One optimiser update of all trials, in two ways.
 
 `LeanUpdate` has no autograd: the kernel makes the gradients of the op's parameters, the model pulls them back to its
-own, and one compiled call updates all trials. It serves Adam and SGD with momentum, on the CPU, for models of linear
-attention. `TorchUpdate` takes any optimiser of torch.optim and any model, through autograd. `why_not_lean` decides.
+own, and one compiled call updates all trials. It serves Adam and SGD with momentum, on backends with `updates`, for
+models of linear attention. `TorchUpdate` takes any optimiser of torch.optim and any model, through autograd.
+`why_not_lean` decides.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fastlin import _extension, models
+from fastlin import backends, models
+from fastlin.backends.update import UpdateState
 from fastlin.models import Model
 from fastlin.training.config import RunConfig
 from fastlin.training.objective import Objective
@@ -53,7 +54,7 @@ class Update(ABC):
     ) -> None:
         self.config, self.model, self.names, self.idle, self.diverged = config, model, names, idle, diverged
         self.trained = [getattr(model, name) for name in names]
-        self.averages: list[Tensor] = []
+        self.averages = [torch.zeros_like(raw) for raw in self.trained] if config.average else []
         self.total = torch.zeros(model.shape.trials, dtype=torch.float64, device=diverged.device)
         self.lr = 0.0
 
@@ -73,16 +74,11 @@ class Update(ABC):
     def rows_of_state(self) -> list[Tensor]:
         """The tensors of the optimiser's state."""
 
-    def _start_averages(self) -> None:
-        if not self.averages:
-            self.averages = [torch.zeros_like(raw) for raw in self.trained]
-
     @torch.no_grad()
     def take_averages(self) -> None:
         """Set the parameters to their running averages, if there are any."""
         for raw, average in zip(self.trained, self.averages, strict=False):
             raw.copy_(average)
-        self.averages = []
 
     @torch.no_grad()
     def clear_diverged(self) -> None:
@@ -97,14 +93,13 @@ def why_not_lean(config: RunConfig) -> str | None:
     """Why a run trains through autograd; None for the lean step."""
     if not models.KINDS[config.model].linear:
         return f"model {config.model}"
-    if config.device.type != "cpu":
-        return f"device {config.device.type}"
-    if config.serving_backend == "reference":
-        return "backend reference"
+    backend = config.serving_backend
+    if backend == "reference" or not backends.load(backend).updates:
+        return f"backend {backend}"
     if compiled_rule(config) is None:
         options = ", ".join(config.optimiser_options)
         return f"optimiser {config.optimiser}" + (f" with {options}" if options else "")
-    return None if _extension.why_missing() is None else "fastlin._C is missing"
+    return None
 
 
 def make_update(
@@ -122,60 +117,45 @@ class LeanUpdate(Update):
         self, config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
     ) -> None:
         super().__init__(config, model, names, idle, diverged)
-        rule = compiled_rule(config)
+        rule = compiled_rule(config, 1.0 / model.loss_unit)
         assert rule is not None
-        self._rule = rule
-        self._first = [torch.zeros_like(raw) for raw in self.trained]
-        self._second = [torch.zeros_like(raw) for raw in self.trained] if rule.is_adam else []
-        # Data of the compiled call, not arguments: a device could keep them.
-        self._updates = np.zeros(1, np.int64)
-        self._rates = np.zeros(model.shape.trials)
-        self._idle = [self.idle[name].to(torch.uint8) if name in idle else None for name in names]
-        self._sizes = [raw[0].numel() for raw in self.trained]
-        self._compiled = _extension.loaded().update
+        self._state = UpdateState(
+            values=[raw.detach() for raw in self.trained],
+            first=[torch.zeros_like(raw) for raw in self.trained],
+            second=[torch.zeros_like(raw) for raw in self.trained] if rule.is_adam else [],
+            averages=self.averages,
+            idle=[idle[name].to(torch.uint8) if name in idle else None for name in names],
+            total=self.total,
+            # Data, not arguments: a device can keep them.
+            rates=torch.zeros_like(self.total),
+            updates=torch.zeros_like(diverged[:1]),
+            diverged=diverged,
+        )
+        self._apply = backends.load(config.serving_backend).prepare_update(rule, self._state)
 
     def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
         """Take the updates of a step, and add their losses (R,) to `total`; `caught` is a signal of this process."""
         self.lr = self.config.lr * moment.factor
-        self._rates.fill(self.lr)
+        self._state.rates.fill_(self.lr)
         for turn in range(objective.turns):
-            loss, grads = objective.by_hand(moment.step, moment.progress, turn, self.names, caught)
+            loss, grads = objective.by_hand(moment.step, moment.progress, turn, caught)
             is_last = turn == objective.turns - 1
             self._apply(loss, grads, moment.average_weight if is_last else 0.0)
 
-    def _apply(self, loss: Tensor, grads: list[Tensor], average_weight: float) -> None:
-        if average_weight:
-            self._start_averages()
-        grads = [grad.contiguous() for grad in grads]
-        clip, rule = self.config.clip, self._rule
-        numbers = (rule.beta1, rule.beta2, rule.eps, self.config.weight_decay, -1.0 if clip is None else clip)
-        lists = (self.trained, grads, self._first, self._second, self.averages, self._idle)
-        arrays = [[0 if t is None else t.data_ptr() for t in tensors] or [0] * len(grads) for tensors in lists]
-        of_trials = [loss.data_ptr(), self.total.data_ptr(), self._rates.ctypes.data, self._updates.ctypes.data]
-        self._compiled(
-            loss.dtype is torch.float64,
-            torch.get_num_threads(),
-            len(loss),
-            self._sizes,
-            arrays,
-            [*of_trials, self.diverged.data_ptr()],
-            rule.is_adam,
-            (1.0 / self.model.loss_unit, *numbers, average_weight),
-        )
-
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs, besides averages and total."""
-        return {"updates": int(self._updates[0]), "first": self._first, "second": self._second}
+        state = self._state
+        return {"updates": state.updates, "first": state.first, "second": state.second}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self._updates[0] = state["updates"]
+        self._state.updates.copy_(state["updates"])
         for own, saved in zip(self.rows_of_state(), [*state["first"], *state["second"]], strict=True):
             own.copy_(saved)
 
     def rows_of_state(self) -> list[Tensor]:
         """The tensors of the optimiser's state."""
-        return [*self._first, *self._second]
+        return [*self._state.first, *self._state.second]
 
 
 class TorchUpdate(Update):
@@ -207,7 +187,6 @@ class TorchUpdate(Update):
                     raw[rows] = values
             self.total += self._loss
         if moment.average_weight:
-            self._start_averages()
             with torch.no_grad():
                 torch._foreach_lerp_(self.averages, [raw.detach() for raw in self.trained], moment.average_weight)
 

@@ -1,6 +1,6 @@
 """The CPU kernels under sanitizers, in the drivers of csrc/testing: edge problems against an oracle
-(attention_driver.cpp), random arrays (random_driver.cpp), drawn sequences (sampled_driver.cpp), and calls made from
-random bytes (boundary_fuzzer.cpp).
+(attention_driver.cpp), random arrays (random_driver.cpp), drawn sequences (sampled_driver.cpp), the optimiser's update
+(update_driver.cpp), and calls made from random bytes (boundary_fuzzer.cpp).
 
 The same executables also make errors that each sanitizer must report.
 """
@@ -10,7 +10,7 @@ import subprocess
 
 from support import toolchain
 
-KERNELS = ("cpu/isa_avx512.cpp", "cpu/isa_avx2.cpp", "cpu/isa_neon.cpp", "cpu/isa_scalar.cpp", "cpu/dispatch.cpp")
+KERNELS = ("cpu/isa_avx512.cpp", "cpu/isa_avx2.cpp", "cpu/isa_neon.cpp", "cpu/isa_scalar.cpp", "cpu/dispatch.cpp", "cpu/update.cpp")
 CASES = "testing/attention_cases.cpp"
 # Optimised: the oracle takes most of the time, and is not under test.
 ORACLE = {"testing/attention_oracle.cpp": ("-O2",)}
@@ -46,14 +46,15 @@ def test_no_overrun_and_nothing_undefined(tmp_path, request):
     """
     guarded = f"-I{toolchain.SOURCES / 'testing' / 'guarded'}"
     flags = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", guarded)
-    drivers = ("attention_driver", "random_driver", "sampled_driver", "boundary_fuzzer")
-    driver, random, sampled, fuzzer = build(tmp_path, (*KERNELS, "testing/isa_portable.cpp"), drivers, flags)
+    drivers = ("attention_driver", "random_driver", "sampled_driver", "update_driver", "boundary_fuzzer")
+    driver, random, sampled, update, fuzzer = build(tmp_path, (*KERNELS, "testing/isa_portable.cpp"), drivers, flags)
     for mode in ("plant-input", "plant-output", "plant-workspace"):
         assert_reported(driver, mode, "AddressSanitizer: (heap-buffer-overflow|use-after-poison|unknown-crash)")
     assert_reported(driver, "plant-undefined", "runtime error: signed integer overflow")
     assert_ok(driver, "edges")
     assert_ok(random, "edges")
     assert_ok(sampled, "edges")
+    assert_ok(update)
     assert_reported(fuzzer, "plant", "AddressSanitizer: heap-buffer-overflow")
     assert_ok(fuzzer, str(6000 * request.config.getoption("--faults")), "3")
 
@@ -61,9 +62,10 @@ def test_no_overrun_and_nothing_undefined(tmp_path, request):
 def test_no_race(tmp_path):
     """Four threads, then two calls at once. On std::thread: ThreadSanitizer reports libgomp's barriers as races."""
     flags = ("-O1", "-g1", "-fsanitize=thread", "-DFASTLIN_WITHOUT_PORTABLE")
-    drivers = ("attention_driver", "random_driver", "sampled_driver")
-    driver, random, sampled = build(tmp_path, KERNELS, drivers, flags)
+    drivers = ("attention_driver", "random_driver", "sampled_driver", "update_driver")
+    driver, random, sampled, update = build(tmp_path, KERNELS, drivers, flags)
     assert_reported(driver, "plant-race", "ThreadSanitizer: data race")
     assert_ok(driver, "threads")
     assert_ok(random, "threads")
     assert_ok(sampled, "threads")
+    assert_ok(update)

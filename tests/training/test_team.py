@@ -60,7 +60,7 @@ def sums(config, phase, turn, **given):
     """Losses and gradients of a step, flat, as the processes add them up."""
     loop, objective = begun(config, phase, **given)
     if isinstance(loop._update, LeanUpdate):
-        loss, grads = objective.by_hand(3, 0.25, turn, loop._update.names, None)
+        loss, grads = objective.by_hand(3, 0.25, turn, None)
     else:
         loss = objective.backward(3, 0.25, turn, loop._update.trained, None)
         grads = [raw.grad for raw in loop._update.trained]
