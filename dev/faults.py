@@ -336,7 +336,7 @@ FAULTS = (
           "self._update.total.zero_()"),
     Fault("resumed-without-its-clock", "training", "stale cache",
           "fastlin/training/update.py", "tests/training/test_resume.py",
-          'self._state.updates.copy_(state["updates"])',
+          'self._state.updates.fill_(state["updates"])',
           "self._state.updates.zero_()"),
     Fault("diverged-a-step-late", "training", "off by one",
           "fastlin/training/loop.py", "tests/training/test_divergence.py",

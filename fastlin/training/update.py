@@ -145,11 +145,11 @@ class LeanUpdate(Update):
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs, besides averages and total."""
         state = self._state
-        return {"updates": state.updates, "first": state.first, "second": state.second}
+        return {"updates": int(state.updates), "first": state.first, "second": state.second}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self._state.updates.copy_(state["updates"])
+        self._state.updates.fill_(state["updates"])
         for own, saved in zip(self.rows_of_state(), [*state["first"], *state["second"]], strict=True):
             own.copy_(saved)
 
