@@ -10,7 +10,14 @@ import subprocess
 
 from support import toolchain
 
-KERNELS = ("cpu/isa_avx512.cpp", "cpu/isa_avx2.cpp", "cpu/isa_neon.cpp", "cpu/isa_scalar.cpp", "cpu/dispatch.cpp", "cpu/update.cpp")
+KERNELS = (
+    "cpu/isa_avx512.cpp",
+    "cpu/isa_avx2.cpp",
+    "cpu/isa_neon.cpp",
+    "cpu/isa_scalar.cpp",
+    "cpu/dispatch.cpp",
+    "cpu/update.cpp",
+)
 CASES = "testing/attention_cases.cpp"
 # Optimised: the oracle takes most of the time, and is not under test.
 ORACLE = {"testing/attention_oracle.cpp": ("-O2",)}
