@@ -115,9 +115,11 @@ class _PreparedLoss:
                 if place < 2:
                     return None  # x and q are large, and `attention` reads them in place
                 inputs[place] = tensor = tensor.contiguous()
-            if tensor.is_neg() or tensor._is_zerotensor():
+            address = tensor.data_ptr()
+            # As in `compiled.contiguous`; zeros without memory have the address 0, as tensors without numbers do.
+            if tensor.is_neg() or (address == 0 and tensor._is_zerotensor()):
                 return None
-            addresses.append(tensor.data_ptr())
+            addresses.append(address)
         addresses += (0, 0)  # a loss has neither gy nor counts
         source, B, n = None, self.batch, self.n
         if draw is not None:

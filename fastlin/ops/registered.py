@@ -12,7 +12,7 @@ that is itself differentiated runs in torch operations, whatever the backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,20 +25,17 @@ from fastlin.ops import call
 from fastlin.ops.arguments import EXTRA, PLACE, Arguments, Tensors, flatten, parse, trials_of
 from fastlin.ops.call import Route
 from fastlin.ops.vmap import batched
-from fastlin.validation import Settings
+from fastlin.validation import Known, Settings
 
+Given = tuple[Tensor | None, ...]
+"""The tensors of a public op, in the order of `LETTERS`."""
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
 )
 
 
 def loss(
-    op: str,
-    tensors: tuple[Tensor | None, ...],
-    y: Tensor,
-    weight: Any,
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None = None,
+    op: str, tensors: Given, y: Tensor, weight: Any, settings: Settings, known: Known | None = None
 ) -> tuple[Tensor, Tensor]:
     """Loss and per-task losses; arguments as in `call.signature`."""
     (options, plans), weight = call.signature(op, tensors, y, weight, settings, known)
@@ -46,11 +43,11 @@ def loss(
         losses: tuple[Tensor, Tensor] = literal(op, tensors, y, weight, settings)
         return losses
     tensors = _with_long_task(tensors)
-    asked = _differentiated(tensors)
+    asked, inputs = _differentiated(tensors)
     # The forward pass makes the gradients of the parameters, if they alone are differentiated.
     wants = "" if "x" in asked or "q" in asked else asked
     args = Arguments(tensors, options, y, weight, None, wants, None, plans)
-    results = _dispatch("loss", args, asked)
+    results = _dispatch("loss", args, asked, inputs)
     return results[0], results[1]
 
 
@@ -63,7 +60,7 @@ def sampled_loss(
     `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile for
     each step.
     """
-    options, asked = args.options, _differentiated(args.tensors)
+    options, (asked, inputs) = args.options, _differentiated(args.tensors)
     A, W = args.tensors[PLACE["A"]], args.tensors[PLACE["W"]]
     like = A if W is None else W
     assert like is not None
@@ -81,11 +78,11 @@ def sampled_loss(
     if route is Route.DIRECT:
         results: Sequence[Tensor] = call.answer("sampled", args)
     else:
-        results = _PLAIN["loss"](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
+        results = _PLAIN["loss"](*inputs, asked, args)
     return results[0], results[1]
 
 
-def predict(op: str, tensors: tuple[Tensor | None, ...], settings: Settings) -> Tensor:
+def predict(op: str, tensors: Given, settings: Settings) -> Tensor:
     """Predictions, or Gram matrices; arguments as in `call.signature`."""
     (options, plans), _ = call.signature(op, tensors, None, None, settings)
     if options.backend == "reference":
@@ -97,7 +94,7 @@ def predict(op: str, tensors: tuple[Tensor | None, ...], settings: Settings) -> 
         if not options.see_query:
             tensors = (tensors[0], None, *tensors[2:])
     args = Arguments(_with_long_task(tensors), options, plans=plans)
-    return _dispatch(name, args, _differentiated(args.tensors))[0]
+    return _dispatch(name, args, *_differentiated(args.tensors))[0]
 
 
 def literal(op: str, tensors: Sequence[Any], y: Any, weight: Any, settings: Settings, **draws: Any) -> Any:
@@ -108,25 +105,29 @@ def literal(op: str, tensors: Sequence[Any], y: Any, weight: Any, settings: Sett
     return oracle(**draws, **named, **options, check_finite=settings.check_finite)
 
 
-def _with_long_task(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _with_long_task(tensors: Given) -> Given:
     task = tensors[2]
     return tensors if task is None or task.dtype is torch.int64 else (*tensors[:2], task.long(), *tensors[3:])
 
 
-def _differentiated(tensors: Tensors) -> str:
-    """Letters of the tensors that autograd will differentiate in."""
-    if not torch.is_grad_enabled():
-        return ""
-    return "".join([a for a, t in zip(LETTERS, tensors, strict=True) if t is not None and t.requires_grad])
+def _differentiated(tensors: Tensors) -> tuple[str, list[Tensor]]:
+    """The tensors that autograd will differentiate in: their letters, and they themselves."""
+    asked, inputs = "", []
+    if torch.is_grad_enabled():
+        for letter, tensor in zip(LETTERS, tensors, strict=True):
+            if tensor is not None and tensor.requires_grad:
+                asked += letter
+                inputs.append(tensor)
+    return asked, inputs
 
 
-def _dispatch(name: str, args: Arguments, asked: str) -> Sequence[Tensor]:
+def _dispatch(name: str, args: Arguments, asked: str, inputs: list[Tensor]) -> Sequence[Tensor]:
     options, first = args.options, args.tensors[0]
     assert first is not None
     needs_tasks = options.tasks < 0 and name != "gram"  # K is then the largest task index, plus one
     route = call.route(first, bool(asked), options.backend, needs_tasks or options.check_finite)
     if route is Route.FUNCTION:
-        results = _PLAIN[name](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
+        results = _PLAIN[name](*inputs, asked, args)
         return (results,) if isinstance(results, Tensor) else results
     if route is Route.DIRECT:
         return call.answer(name, args)
@@ -147,17 +148,8 @@ def _dispatch(name: str, args: Arguments, asked: str) -> Sequence[Tensor]:
 class _Op:
     """A registered op, and the same as an autograd.Function that torch.func can transform.
 
-    Parameters
-    ----------
-    name : str
-    returns : str
-        Of the schema.
-    pack : callable
-        Makes what the op returns from the list of its results.
-    fake : callable
-        Shapes of the results, from the arguments.
-    setup, backward : callable, optional
-        As torch's autograd wants them; without, the op is not differentiable.
+    `returns` is the end of its schema. `pack` makes what the op returns from the list of its results, `fake` results
+    without numbers from the arguments. Without `setup` and `backward`, which are torch's, it is not differentiable.
     """
 
     def __init__(
