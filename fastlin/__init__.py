@@ -45,3 +45,7 @@ __all__ = [
     "theory",
     "train",
 ]
+
+for _name in reference.__all__:
+    # A reference takes the arguments of the op of its name, and is documented by it.
+    getattr(reference, _name).__doc__ = globals()[_name].__doc__

@@ -62,7 +62,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -75,7 +75,6 @@ def _cuda() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """Version of the NVIDIA driver, from /proc."""
     try:
         version = re.search(r"(\d+\.\d+[.\d]*)", _DRIVER.read_text())
     except OSError:

@@ -17,7 +17,6 @@ def align(cells: Cells, widths: Sequence[int]) -> str:
 
 
 def table(heading: Cells, rows: Iterable[Cells], widths: Sequence[int]) -> str:
-    """A text table: the heading, then the rows."""
     return "".join(f"{align(cells, widths)}\n" for cells in (heading, *rows))
 
 
@@ -34,6 +33,5 @@ def csv_text(heading: Cells, rows: Iterable[Cells]) -> str:
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     lines = [heading, ["---"] * len(heading), *([cell.replace("|", "\\|") for cell in cells] for cells in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

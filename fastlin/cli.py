@@ -171,7 +171,6 @@ def _add_train(commands: Any) -> None:
 
 
 def _run_flags() -> dict[str, Any]:
-    """The fields of a run that have a flag, by name."""
     from fastlin.training.config import RunConfig
 
     return {option.name: option for option in fields(RunConfig) if "flag" in option.metadata}
@@ -320,7 +319,6 @@ def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
 
 
 def _add_folder(commands: Any, name: str, run: Command, summary: str) -> None:
-    """A command with one argument, a folder of `fastlin reproduce`."""
     command = _add(commands, name, run, summary)
     command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
 

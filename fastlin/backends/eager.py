@@ -47,19 +47,15 @@ class EagerBackend(Backend):
     traceable = True
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-        """None: it serves them all."""
         return None
 
     def predict(self, problem: Problem) -> Tensor:
-        """Predictions yhat (R, B)."""
         return _forward(problem).yhat
 
     def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
-        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
         return _reverse(problem, _forward(problem), gy, wants)
 
     def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-        """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
         forward = _forward(problem)
         error = forward.yhat - y
         value, per_task = losses(error.square(), y, problem.task, problem.tasks, weight)
@@ -69,7 +65,6 @@ class EagerBackend(Backend):
         return value, per_task, _reverse(problem, forward, gy, wants)
 
     def gram(self, z: Tensor) -> Tensor:
-        """Gram matrices (..., m, m) of tokens (..., n, m)."""
         return z.mT @ z
 
 
@@ -89,14 +84,7 @@ def error_coefficients(
 ) -> Tensor:
     """Coefficients (B,) or (R, B) of the squared errors in sum(g_loss loss) + sum(g_per_task per_task).
 
-    Parameters
-    ----------
-    task, y, weight
-        As in `loss`.
-    g_loss : Tensor or None
-        () or (R,).
-    g_per_task : Tensor or None
-        (K,) or (R, K).
+    g_loss is () or (R,), g_per_task (K,) or (R, K).
     """
     of_tasks = g_per_task
     if g_loss is not None and weight is not None:

@@ -53,7 +53,6 @@ class Bar:
         return in_units(value) if self.unit == "s" else f"{value / 1e6:.3g} MB"
 
     def line(self, judged: Mapping[str, Any]) -> str:
-        """A judged bar as text."""
         found = "" if judged["value"] is None else f", got {self._shown(judged['value'])}"
         return f"bar {judged['bar']}{found}: {judged['verdict']}"
 
@@ -64,5 +63,4 @@ def _is_fastlin(name: str) -> bool:
 
 
 def faster_than(peer: str, times: float, ours: str = "fastlin") -> Bar:
-    """The peer takes that many times as long, or more."""
     return Bar(peer, ">=", times, ours)

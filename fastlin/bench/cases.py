@@ -47,7 +47,6 @@ class CaseShape:
 
     @property
     def layers(self) -> int:
-        """L of a stack, else 1."""
         return self.L if "stack" in self.op else 1
 
 
@@ -64,30 +63,25 @@ class Case:
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        """Data and parameters in the order of the op."""
         values = {**self.data, **self.parameters}
         return tuple(values[name] for name in ARGUMENTS[self.shape.op])
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of what a step returns."""
         if "y" not in self.data:
             return ("result",)
         return ("loss", *(f"d{name}" for name in self.parameters))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of everything but the tasks."""
         return next(iter(self.data.values())).dtype
 
     def to(self, dtype: torch.dtype) -> Case:
-        """The same numbers in another precision."""
         data = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()}
         parameters = {name: x.detach().to(dtype).requires_grad_(x.requires_grad) for name, x in self.parameters.items()}
         return replace(self, data=data, parameters=parameters)
 
     def head(self, count: int) -> Case:
-        """The first sequences."""
         data = {name: x[:count] for name, x in self.data.items()}
         return replace(self, shape=replace(self.shape, B=min(count, self.shape.B)), data=data)
 

@@ -20,7 +20,6 @@ _SIZES = {
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser's."""
     command = commands.add_parser(
         "bench",
         help="what the ops cost, against what one would write instead and against the machine's limits",

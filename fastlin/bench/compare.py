@@ -63,7 +63,6 @@ def _ratios(record: dict[str, Any]) -> dict[tuple[str, str, str], float]:
 
 
 def as_text(found: list[Change], tolerance: float) -> str:
-    """The ratios by case, cases that lost most first, and a verdict."""
     worst: dict[str, float] = {}
     for change in found:
         share = (change.after or 0.0) / change.before

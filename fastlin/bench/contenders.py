@@ -116,12 +116,10 @@ class BenchProblem:
         return {}
 
     def steps(self, text: str) -> int:
-        """Steps that one call makes."""
         return jax_peers.STEPS if self._drawn and parse(text).kind == "jax" else 1
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The parameters that contenders in torch derive by."""
         return list((self._parameters if self._drawn else self._case.parameters).values())
 
     def _variant(self, label: Label) -> BenchProblem:
@@ -222,5 +220,4 @@ def _autograd(case: Case) -> Call:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A result as a tensor, of torch, numpy or JAX."""
     return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

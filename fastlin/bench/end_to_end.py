@@ -124,7 +124,6 @@ def _one_trial(shape: CaseShape, loss: Loss) -> Call:
 
 
 def long_time(seconds: float) -> str:
-    """A time of seconds to days, with three digits."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -132,7 +131,6 @@ def long_time(seconds: float) -> str:
 
 
 def fastlin_stretch(shape: CaseShape, steps: int) -> Stretch:
-    """A stretch of fastlin's own loop, checked against plain torch on the ops."""
     training = cell_config(shape, steps)
     check_loop(training, loop(training), steps)
     return Stretch(lambda: [loop(training)], shape.R or 1, steps)
@@ -194,7 +192,6 @@ def check_loop(training: RunConfig, made: Loop, steps: int) -> None:
 
 
 def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor]) -> Call:
-    """A training step in torch: fresh data, loss and gradients, then Adam."""
     optimiser = torch.optim.Adam(leaves, lr=1e-3, fused=True)
 
     def call() -> tuple[Tensor, ...]:

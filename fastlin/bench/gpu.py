@@ -69,7 +69,6 @@ class GpuDevice:
         self.make_cold: Callable[[], None] = ColdL2(l2_bytes(), self._limits.bandwidth)
 
     def describe(self, threads: int) -> dict[str, Any]:
-        """Device, driver, versions, and what was built."""
         info, properties = _info.info(), torch.cuda.get_device_properties()
         cuda = info["cuda"]
         return {
@@ -91,7 +90,6 @@ class GpuDevice:
         return replace(self._limits, threads=threads, dtype=dtype)
 
     def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
-        """Cold times, and the median of warm ones."""
         if not contenders:
             return {}
         rounds = _ROUNDS if seconds else 2
@@ -103,12 +101,10 @@ class GpuDevice:
 
 
 def l2_bytes() -> int:
-    """Of the current device."""
     return int(torch.cuda.get_device_properties().L2_cache_size)
 
 
 def measure() -> GpuLimits:
-    """The limits of the current device."""
     properties = torch.cuda.get_device_properties()
     a, x = torch.ones(4096, 4096, device="cuda"), torch.ones(1 << 28, device="cuda")
     reached_flops = 2.0 * 4096**3 / _best(lambda: a @ a)
@@ -137,7 +133,6 @@ def published(properties: Any) -> tuple[float | None, float | None]:
 
 
 def event_clock(call: Callable[[], object], calls: int) -> float:
-    """The `Stopwatch` of a GPU: between two events on the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(calls):
@@ -155,7 +150,6 @@ class ColdL2:
         self.passes = math.ceil(QUEUE_SECONDS * bandwidth / self.buffer.nbytes)
 
     def __call__(self) -> None:
-        """Enqueue the passes over the buffer."""
         for _ in range(self.passes):
             self.buffer.zero_()
 

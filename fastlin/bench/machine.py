@@ -116,7 +116,6 @@ class CpuDevice:
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Machine, versions, and how fastlin was built."""
     info = _info.info()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
@@ -132,7 +131,6 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

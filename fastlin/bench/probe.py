@@ -79,7 +79,6 @@ class Probe:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request, measured in this process."""
     torch.set_num_threads(request["threads"])
     problem = BenchProblem(CaseShape(**request["shape"]), getattr(torch, request["dtype"]))
     call = problem.build(request["label"])
@@ -103,7 +102,6 @@ def growth(call: Call) -> int | None:
 
 
 def _status(field: str) -> int:
-    """Bytes that a field of /proc/self/status says."""
     found = [line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
     return 1024 * int(found[0].split()[1])
 

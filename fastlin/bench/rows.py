@@ -51,7 +51,6 @@ class Row:
 
     @property
     def sizes(self) -> str:
-        """Op, sizes and dtype."""
         shape = self.shape
         if shape is None:
             return self.about
@@ -218,7 +217,6 @@ def every(threads: int, device: str) -> list[Row]:
 
 
 def named(names: Iterable[str], threads: int, device: str) -> list[Row]:
-    """The rows of these names, in the order of the table."""
     rows = every(threads, device)
     there = list(dict.fromkeys(row.name for row in rows))
     wanted = {choice("--rows", name, there) for name in names}

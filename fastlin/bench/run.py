@@ -198,7 +198,6 @@ def _call(row: Row, effort: BenchEffort) -> dict[str, Any]:
 
 
 def _values(case: dict[str, Any]) -> dict[str, float]:
-    """The numbers that bars refer to."""
     times = {entry["label"]: entry["median"] for entry in case["contenders"]}
     memory = {f"memory of {entry['label']}": entry.get("memory") for entry in case["contenders"]}
     return {name: value for name, value in {**times, **memory}.items() if value is not None}

@@ -105,7 +105,6 @@ def check_op(
 
 
 def losses(call: Callable[[], Any], trials: int, calls: int) -> list[float]:
-    """The mean loss of a trial in each of some calls."""
     return [float(call()[0]) / trials for _ in range(calls)]
 
 

@@ -44,12 +44,10 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Median over rounds."""
         return statistics.median(self.seconds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """First and third quartile over rounds."""
         if len(self.seconds) < 2:
             return self.seconds[0], self.seconds[0]
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -57,7 +55,6 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Interquartile range over the median."""
         first, third = self.quartiles
         return (third - first) / self.median
 
@@ -96,7 +93,6 @@ def interleave(
 
 
 def wall_clock(call: Callable[[], object], calls: int) -> float:
-    """The `Stopwatch` of the CPU."""
     if calls == 1:
         start = time.perf_counter()
         result = call()
@@ -154,7 +150,6 @@ def warm(contender: Contender, calls: int) -> Callable[[], None]:
 
 
 def summary(timing: Timing) -> dict[str, Any]:
-    """Median, quartiles and the seconds of every round."""
     return {
         "median": timing.median,
         "quartiles": list(timing.quartiles),
@@ -164,7 +159,6 @@ def summary(timing: Timing) -> dict[str, Any]:
 
 
 def in_units(seconds: float) -> str:
-    """A time with three digits."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -49,7 +49,6 @@ class Losses:
 
 
 def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
-    """Every curve at every context length."""
     losses: dict[str, list[float | None]] = {key: [] for key in CURVES}
     notes: dict[tuple[str, str], list[int]] = {}
     with one_thread():
@@ -113,7 +112,6 @@ def line_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def as_json(record: dict[str, Any]) -> str:
-    """The record as JSON."""
     return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -161,5 +159,4 @@ def _block(record: dict[str, Any], kind: str, title: str) -> list[str]:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write `theory.json` and `theory.csv` into the folder `out`; returns their paths."""
     return write_texts(out, {"theory.json": as_json(record), "theory.csv": as_csv(record)})

@@ -15,8 +15,6 @@ ENDED = ("done", "failed")
 
 
 class CellEntry(Struct, frozen=True):
-    """A cell in the file of a panel."""
-
     key: str
     place: float
     layers: int
@@ -60,7 +58,6 @@ class Outcome(Struct, frozen=True):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record of a panel."""
     record = read_json(path, dict)
     try:
         check_kind(path, checked(record, PanelFile), KIND, VERSION)

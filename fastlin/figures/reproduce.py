@@ -61,29 +61,15 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Request:
-    """Options of `reproduce`.
-
-    Attributes
-    ----------
-    scale, preset : str
-    seed : int
-    jobs : int or None
-        Number of processes; None is torch's number of threads, 1 trains in this process.
-    effort : Effort or None
-        Replaces the scale's.
-    lengths : tuple of int or None
-        Replaces the setting's context lengths.
-    shard : tuple of int or None
-        (i, N) trains every N-th cell, starting at cell i, counted from 0; None trains all.
-    """
+    """Options of `reproduce`."""
 
     scale: str = "quick"
     preset: str = "tuned"
     seed: int = 0
-    jobs: int | None = None
-    effort: Effort | None = None
-    lengths: tuple[int, ...] | None = None
-    shard: tuple[int, int] | None = None
+    jobs: int | None = None  # number of processes; None is torch's number of threads, 1 trains in this process
+    effort: Effort | None = None  # replaces the scale's
+    lengths: tuple[int, ...] | None = None  # replace the setting's context lengths
+    shard: tuple[int, int] | None = None  # (i, N) trains every N-th cell, starting at cell i, counted from 0
 
     def __post_init__(self) -> None:
         choice("scale", self.scale, SCALES)
@@ -156,11 +142,9 @@ class PanelFolder:
         return entry
 
     def complete(self, name: str) -> bool:
-        """Whether all cells of a panel have ended."""
         return all(entry["state"] in ENDED for entry in self.records[name]["cells"])
 
     def finish(self, name: str) -> None:
-        """Write the table and the caption of a panel."""
         record, shallower = self.records[name], None
         if record["shallower"] is not None:
             path = self.path / f"{record['shallower']}.json"
@@ -202,30 +186,13 @@ def reproduce(
     ended: Callable[[dict[str, Any], dict[str, Any]], object] = lambda record, cell: None,
     tick: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Train the cells that are not done, and write tables and captions.
+    """Train the cells that are not done, and write tables and captions; returns the records of the panels.
 
-    A script that calls it with more than one process needs `if __name__ == "__main__":` around the call.
+    All workers must see the folder `out` under this path. `client` is that of a running dask cluster, in place of local
+    processes. A script that calls it with more than one process needs `if __name__ == "__main__":` around the call.
 
-    Parameters
-    ----------
-    panels : sequence of Figure
-    out : str or Path
-        The folder; all workers must see it under this path.
-    request : Request, optional
-        By default quick scale, one process for each of torch's threads.
-    client : distributed.Client, optional
-        The client of a running dask cluster, in place of local processes.
-    drawn : callable
-        Called with the name of a panel after its record and tables are written; draws it.
-    ended : callable
-        Called with the panel's record and the cell's entry whenever a cell has ended.
-    tick : callable
-        Called about twice a second while a cluster trains.
-
-    Returns
-    -------
-    list of dict
-        The records of the panels.
+    Calls `drawn` with the name of a panel after its record and tables are written, `ended` with the panel's record and
+    the cell's entry whenever a cell has ended, and `tick` about twice a second while a cluster trains.
     """
     refuse_unguarded()
     request = request or Request()

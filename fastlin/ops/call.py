@@ -249,7 +249,6 @@ class Plan:
         }[name]
 
     def run(self, args: Arguments) -> list[Tensor]:
-        """The op's results for arguments of this form."""
         try:
             if torch.is_autocast_enabled(self.device_type):
                 # Reduced precision would be silent here: a result has the precision of its inputs.

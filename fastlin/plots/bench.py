@@ -97,7 +97,6 @@ def _rates(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _look(label: str) -> tuple[str, str]:
-    """Colour and marker."""
     return _LOOKS[re.split("[-:@]", label)[0]]
 
 

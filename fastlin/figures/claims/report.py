@@ -20,7 +20,6 @@ _HOLDS = {True: "holds", False: "does not hold", None: "not decided"}
 
 
 def as_json(record: dict[str, Any]) -> str:
-    """The record as JSON."""
     return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -62,7 +61,6 @@ def _row(cells: Iterable[object]) -> str:
 
 
 def line(entry: dict[str, Any]) -> str:
-    """A claim on one line."""
     return f"{entry['name']}: {_HOLDS[entry['holds']]}. {entry['verdict']}"
 
 

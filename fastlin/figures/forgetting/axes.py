@@ -48,12 +48,10 @@ class Axes:
 
 
 def line(label: str, x: Iterable[float], y: Tensor, colour: int, *, dashed: bool = False) -> PlottedCurve:
-    """A line of theory over x."""
     return PlottedCurve(label, [float(value) for value in x], _numbers(y), colour=colour, dashed=dashed)
 
 
 def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int) -> PlottedCurve:
-    """Sampled or trained points, with standard errors."""
     return PlottedCurve(label, [float(value) for value in x], _numbers(y), _numbers(error), True, colour)
 
 
@@ -62,12 +60,10 @@ def _numbers(values: Tensor) -> list[float | None]:
 
 
 def as_dicts(axes: Sequence[Axes]) -> list[dict[str, Any]]:
-    """The axes for JSON."""
     return [asdict(one) for one in axes]
 
 
 def as_csv(name: str, axes: Sequence[Axes]) -> str:
-    """A row for each number of each curve."""
     rows = [
         [name, one.title, curve.label, "points" if curve.points else "theory", x, y, error]
         for one in axes
@@ -97,19 +93,15 @@ class AxesFigure(Figure):
     """Sentences of the caption."""
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Any]:
-        """Nothing to train."""
         return []
 
     def kind(self, cells: Sequence[Any]) -> str:
-        """Key of the effort in `SCALES`."""
         return "forgetting"
 
     def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
-        """Axes, empty until the cells have ended, and remarks."""
         return {"axes": [], "remarks": list(self.remarks)}
 
     def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
-        """Caption, CSV and table; the record gets the axes and the table."""
         axes, caption, text = self.result(record, folder)
         record["axes"], record["table"] = as_dicts(axes), text
         return Closing(caption, as_csv(self.name, axes), text)

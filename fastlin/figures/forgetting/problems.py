@@ -36,17 +36,14 @@ class TuningProblem:
 
     @property
     def d(self) -> int:
-        """Number of features."""
         return self.task.d
 
     @property
     def cov(self) -> Tensor:
-        """Covariance (d, d) of the features."""
         return self.task.feature_cov
 
     @property
     def noise_variance(self) -> float:
-        """Variance of the label noise."""
         return self.task.noise_std**2
 
     @property
@@ -64,7 +61,6 @@ class TuningProblem:
         return forgetting.error(family, task.theta, n, **self.data)
 
     def described(self) -> str:
-        """Name and sizes, for sentences."""
         return f"{self.name} (d = {self.d}, σ² = {self.noise_variance:.3g}, m = {self.m})"
 
 
@@ -83,8 +79,6 @@ OTHER = _correlated()
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The trained models of a problem."""
-
     problem: TuningProblem
     pretrained: Run
     tuned: Run

@@ -72,7 +72,6 @@ def as_text(corners: Corners, regimes: Sequence[str], shots: int) -> str:
 
 
 def findings(corners: Corners, shots: int) -> list[dict[str, Any]]:
-    """The paper's findings, each with the difference that tests it."""
     tuned = sorted({regime for regime, _, _ in corners} - {"pretrain"})
     return [
         _extreme(corners, tuned, "zs:all", "θ0", 0, lowest=True),

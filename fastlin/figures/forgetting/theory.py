@@ -33,7 +33,6 @@ class TheoryFigure(AxesFigure):
     remarks: tuple[str, ...]
 
     def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
-        """Samples the points, and compares them with the closed forms."""
         asked = record["asked"]
         batch, batches = _SAMPLES[asked["scale"]]
         axes = self.axes(batch=batch, batches=batches, seed=asked["seed"])
