@@ -74,6 +74,21 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
+def create_folder(path: Path) -> Path:
+    """The folder itself, created with its parents where it does not exist."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise no_folder(path) from None
+    return path
+
+
+def no_folder(path: Path) -> FileError:
+    """The error for a path where a file stands in the way."""
+    file = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    return FileError(f"{file}: is a file, wants a folder")
+
+
 def read_json(path: Path, schema: type[T]) -> T:
     """Read a file of `write_json` as a `msgspec.Struct`, or as any table with `dict`.
 

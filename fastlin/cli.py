@@ -29,11 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fastlin {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    _add_info(commands)
+    about = _add(commands, "info", _show_info, "show versions, devices and backends, and why one is missing")
+    about.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
     _add_reproduce(commands)
-    _add_folder(commands, "plot", _plot, "draw the figures of a folder again")
-    _add_folder(commands, "status", _status, "show the progress of the figures of a folder")
+    for command in (
+        _add(commands, "plot", _plot, "draw the figures of a folder again"),
+        _add(commands, "status", _status, "show the progress of the figures of a folder"),
+    ):
+        command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
     _add_theory(commands)
     bench.add(commands)
 
@@ -58,11 +62,6 @@ def _add(commands: Any, name: str, run: Command, summary: str, description: str 
     command = commands.add_parser(name, help=summary, description=description or f"{summary[0].upper()}{summary[1:]}.")
     command.set_defaults(run=run)
     return command
-
-
-def _add_info(commands: Any) -> None:
-    command = _add(commands, "info", _show_info, "show versions, devices and backends, and why one is missing")
-    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _show_info(options: argparse.Namespace) -> None:
@@ -316,11 +315,6 @@ def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
         effort = request.claims(module.EFFORT)
         record = module.compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
         print(*claims.write(record, out, name), *plots.panel(out, name), sep="\n")
-
-
-def _add_folder(commands: Any, name: str, run: Command, summary: str) -> None:
-    command = _add(commands, name, run, summary)
-    command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -235,7 +235,6 @@ def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Ten
 
 
 def _mask(Z: Tensor, see_query: bool) -> Tensor:
-    """Ones (t + n + 1,) with a zero for the query unless it may be seen."""
     mask = torch.ones(Z.shape[1], dtype=Z.dtype, device=Z.device)
     if not see_query:
         mask[-1] = 0
@@ -277,7 +276,6 @@ def _tasks(task: Tensor | None, p: Tensor | None, heads: Tensor, weight: Tensor 
 
 
 def _losses(yhat: Tensor, y: Tensor, task: Any, weight: Any, p: Any, heads: Tensor) -> Losses:
-    """Loss and per-task means of the squared errors of yhat (B,) or (R, B)."""
     squares = (yhat - y) ** 2
     index = torch.zeros_like(y, dtype=torch.long) if task is None else task
     means = []

@@ -146,7 +146,7 @@ def arguments(
     is_half = anchor_name == "z" and anchor.dtype in HALF
     if is_half:
         anchor_name, anchor = "q", data["q"]
-        _check_float(op, "q", anchor)
+        _check_float(op, "q", anchor, "q", anchor)
     if anchor.dtype not in DTYPES:
         raise TypeError(f"{op}: {anchor_name} has dtype {anchor.dtype}; wants torch.float32 or torch.float64")
     for name, tensor in data.items():
@@ -193,7 +193,7 @@ def _gram_arguments(z: Any, q: Any, task: Any, p: Any, settings: Settings) -> Op
     _check_tensor(op, "z", z)
     if z.dtype not in (*DTYPES, *HALF):
         raise TypeError(f"{op}: z has dtype {z.dtype}; wants torch.float32 or torch.float64")
-    check_like = _check_float_on if z.dtype in HALF else _check_like
+    check_like = _check_float if z.dtype in HALF else _check_like
     sizes = _Sizes(op)
     sizes.match("z", z, [_DATA_FORMS["z"]])
     if p is not None:
@@ -300,15 +300,11 @@ def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor
     _check_device(op, name, value, anchor_name, anchor)
 
 
-def _check_float(op: str, name: str, value: Any) -> None:
+def _check_float(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
     """What stands beside tokens in half precision."""
     _check_tensor(op, name, value)
     if value.dtype != torch.float32:
         raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants torch.float32 beside tokens in half precision")
-
-
-def _check_float_on(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
-    _check_float(op, name, value)
     _check_device(op, name, value, anchor_name, anchor)
 
 

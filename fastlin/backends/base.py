@@ -40,8 +40,7 @@ class Backend(ABC):
     """A way to compute the ops. `wants` names gradients by letter (`problem`)."""
 
     name: ClassVar[str]
-    traceable: bool = False
-    """Made of torch operations alone, which torch can batch and differentiate."""
+    traceable: bool = False  # made of torch operations alone, which torch can batch and differentiate
     any_form: bool = False
     """Takes p, W, v of a layer in the caller's forms and returns gradients in the same forms. yhat, gy and the losses
     then have no R where the parameters have none. That saves a small call eight views, 20 us."""
@@ -51,12 +50,9 @@ class Backend(ABC):
     """Raises IndexError for a task index outside [0, K), so that no index is checked before the call."""
     reads_half: bool = False
     """Reads tokens in float16 or bfloat16, and computes in float32. Others get them in float32."""
-    draws: bool = False
-    """Has `sampled_loss` and `sample`: its kernels draw sequences."""
-    last_kernel: str | None = None
-    """Kernel of the last call, for tests and for the curious: "avx2 float32 streamed"."""
-    last_sampler: str | None = None
-    """Kernel of the last `sample`."""
+    draws: bool = False  # has `sampled_loss` and `sample`: its kernels draw sequences
+    last_kernel: str | None = None  # kernel of the last call, for tests and for the curious: "avx2 float32 streamed"
+    last_sampler: str | None = None  # kernel of the last `sample`
 
     @abstractmethod
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:

@@ -208,11 +208,9 @@ def _reverse_layers(
 
 
 def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
-    """Apply G to vectors (B, R, H, m), where only the prompt differs between trials.
-
-    Streaming the tokens costs 4 n m multiply-adds per vector and gradient, forming G costs n m^2 once and 2 m^2 per
-    vector: G is formed when the R H vectors are more than m / 4.
-    """
+    """Apply G to vectors (B, R, H, m), where only the prompt differs between trials."""
+    # Streaming the tokens costs 4 n m multiply-adds per vector and gradient, forming G costs n m^2 once and 2 m^2 per
+    # vector: G is formed when the R H vectors are more than m / 4.
     z, q = problem.data
     if problem.is_gram:
         G = _symmetric(z)
@@ -233,7 +231,6 @@ def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
 
 
 def _matrix_context(G: Tensor) -> Apply:
-    """Apply G (B, R, m, m) to vectors (B, R, H, m)."""
     return lambda x: x @ G
 
 
@@ -257,11 +254,9 @@ def by_task(values: Tensor, task: Tensor | None, batch: int) -> Tensor:
 
 
 def _sum_over_tasks(values: Tensor, task: Tensor | None, tasks: int) -> Tensor:
-    """Sums (K, ...) of values (B, ...) over the sequences of each task.
-
-    index_add adds one by one, so that its error grows with B: 4e-4 at a million float32. Blocks of at least 1024
-    sequences have their own sums, which take no more memory than the values, and torch.sum adds these in pairs.
-    """
+    """Sums (K, ...) of values (B, ...) over the sequences of each task."""
+    # index_add adds one by one, so that its error grows with B: 4e-4 at a million float32. Blocks of at least 1024
+    # sequences have their own sums, which take no more memory than the values, and torch.sum adds these in pairs.
     if task is None:
         return values.sum(0, keepdim=True)
     B = values.shape[0]

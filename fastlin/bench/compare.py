@@ -48,10 +48,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
 
 
 def _ratios(record: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-    """Times of eager forms over those of fastlin, by case, fastlin's backend and form.
-
-    A curve may have a case of the table once more, timed for less long: the first one counts.
-    """
+    """Times of eager forms over those of fastlin, by case, fastlin's backend and form."""
+    # A curve may have a case of the table once more, timed for less long: the first one counts.
     found: dict[tuple[str, str, str], float] = {}
     for case in record["cases"]:
         medians = {entry["label"]: entry["median"] for entry in case["contenders"] if parse(entry["label"]).plain}

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from fastlin import _info
-from fastlin.bench.machine import Limits
+from fastlin.bench.machine import Device, Limits
 from fastlin.bench.timing import Contender, Stopwatch, interleave, summary, warm
 
 QUEUE_SECONDS = 2e-3
 """What is in the queue before a timed call, so that its launches, 0.5 ms of eager's, come before the GPU wants them."""
-
-
 CALLS_IN_A_ROW = 20
 _ROUNDS = 15
 
@@ -40,21 +38,18 @@ def why_not() -> str | None:
 
 @dataclass
 class GpuLimits(Limits):
-    """Limits of a GPU: those that its clocks and widths say, or where torch does not tell them, what was measured.
-
-    `reached` are what torch.mm in float32 and z.sum() reached in this run.
-    """
+    """Limits of a GPU: those that its clocks and widths say, or where torch does not tell them, what was measured."""
 
     bandwidth_source: str = ""
-    reached_flops: float = 0.0
-    reached_bandwidth: float = 0.0
+    reached_flops: float = 0.0  # by torch.mm in float32, in this run
+    reached_bandwidth: float = 0.0  # by z.sum()
 
     def again(self, repeats: int) -> None:
         """A GPU that nobody else uses is not measured again."""
 
 
-class GpuDevice:
-    """A GPU, as `run` wants a device. Times are between CUDA events, in two states.
+class GpuDevice(Device):
+    """A GPU. Times are between CUDA events, in two states.
 
     cold: nothing of the case in L2, and a full queue: the time of the GPU, whatever the launches take.
     warm: calls in a row, as a training loop makes them, their launches included.

@@ -24,15 +24,12 @@ _LONG_ENOUGH = 0.05
 
 @dataclass
 class Limits:
-    """What the machine can do at most: the best that was seen so far.
-
-    `flops` are operations a second of all `threads`, a multiply-add is two; `bandwidth` is what z.sum() reads a second.
-    """
+    """What the machine can do at most: the best that was seen so far."""
 
     threads: int
-    flops: float
+    flops: float  # operations a second of all threads; a multiply-add is two
     flops_source: str
-    bandwidth: float
+    bandwidth: float  # bytes a second that z.sum() reads
     dtype: str = "float32"
 
     @property
@@ -98,36 +95,32 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class CpuDevice:
-    """The CPU, as `run` wants a device: what it is, its limits, and how time is taken."""
+class Device:
+    """What contenders run on, here the CPU: what it is, its limits, and how time is taken."""
 
     torch = "cpu"
-    probes = True
-    """Whether first calls and memory are measured, in processes of their own."""
+    probes = True  # whether first calls and memory are measured, in processes of their own
 
     def describe(self, threads: int) -> dict[str, Any]:
-        return describe(threads)
+        """Machine, versions, and how fastlin was built."""
+        info = _info.info()
+        return {
+            "machine": f"{platform.system()} {platform.machine()}",
+            "cpu": _cpu_name(),
+            "cores": available_cores(),
+            "load": os.getloadavg()[0],
+            "threads": threads,
+            "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+            "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
+            "instruction_set": info["instruction_set"],
+            "extension": info["extension"],
+        }
 
     def limits(self, threads: int, repeats: int, dtype: str) -> Limits:
         return measure(threads, repeats, dtype)
 
     def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
         return {label: summary(timing) for label, timing in timed(contenders, seconds).items()}
-
-
-def describe(threads: int) -> dict[str, Any]:
-    info = _info.info()
-    return {
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": available_cores(),
-        "load": os.getloadavg()[0],
-        "threads": threads,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-        "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
-        "instruction_set": info["instruction_set"],
-        "extension": info["extension"],
-    }
 
 
 def available_cores() -> int:

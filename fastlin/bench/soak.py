@@ -42,13 +42,10 @@ class Usage:
 
 @dataclass
 class Watch:
-    """A constant schedule that looks at the process now and then, since the loop asks it in every step.
-
-    `seen` is from the end of the warm-up on.
-    """
+    """A constant schedule that looks at the process now and then, since the loop asks it in every step."""
 
     steps: int
-    seen: list[Usage] = field(default_factory=list)
+    seen: list[Usage] = field(default_factory=list)  # from the end of the warm-up on
     asked: int = 0
 
     def __call__(self, progress: float) -> float:

@@ -23,17 +23,14 @@ _FEWEST, _MOST = 3, 40  # runs of a contender in `timed`
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: `calls` in a row are timed as one, and a call makes `steps`; times are those of a step.
-
-    `before` runs before the timed section. It runs in every `every`-th round: slow ones run in fewer.
-    """
+    """Something to time. Times are those of a step."""
 
     name: str
     call: Callable[[], object]
-    before: Callable[[], object] | None = None
-    every: int = 1
-    calls: int = 1
-    steps: int = 1
+    before: Callable[[], object] | None = None  # runs before the timed section
+    every: int = 1  # it runs in every so many rounds: slow ones run in fewer
+    calls: int = 1  # in a row, timed as one
+    steps: int = 1  # that a call makes
 
 
 @dataclass(frozen=True)
@@ -93,16 +90,13 @@ def interleave(
 
 
 def wall_clock(call: Callable[[], object], calls: int) -> float:
-    if calls == 1:
-        start = time.perf_counter()
-        result = call()
-        elapsed = time.perf_counter() - start
-        del result  # what it holds is released after the clock has stopped
-        return elapsed
+    result: object = None
     start = time.perf_counter()
     for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
+        result = call()
+    elapsed = time.perf_counter() - start
+    del result  # what it holds is released after the clock has stopped
+    return elapsed / calls
 
 
 @contextmanager
@@ -118,11 +112,10 @@ def _no_collection() -> Iterator[None]:
 
 
 def timed(contenders: Sequence[Contender], seconds: float) -> dict[str, Timing]:
-    """Time contenders against each other, each for about that many seconds, between 3 and 40 times.
-
-    Short calls are timed in a row, for 10 ms, after as many that are not: so a loop calls them. On two cores the first
-    call after something else took 1.3 ms, the second 0.7 and the tenth 0.5 (prompt_loss with its gradients, n = 50).
-    """
+    """Time contenders against each other, each for about that many seconds, between 3 and 40 times."""
+    # Short calls are timed in a row, for 10 ms, after as many that are not: so a loop calls them. On two cores the
+    # first call after something else took 1.3 ms, the second 0.7 and the tenth 0.5 (prompt_loss with its gradients, n =
+    # 50).
     ready, runs = [], {}
     for contender in contenders:
         if contender.before is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 import warnings
@@ -15,6 +14,7 @@ from fastlin import theory
 from fastlin._files import write_texts
 from fastlin._info import info
 from fastlin._tables import align, csv_text, number
+from fastlin._tables import as_json as as_json
 from fastlin._threads import one_thread
 from fastlin.data.sources import TaskMixture
 from fastlin.settings import Config
@@ -38,13 +38,10 @@ class Note:
 
 @dataclass(frozen=True)
 class Losses:
-    """Population losses of every curve, at context lengths n.
-
-    A loss is the infimum where no finite parameters attain it, and None where the closed form fails in float64.
-    """
+    """Population losses of every curve, at context lengths n."""
 
     n: list[int]
-    losses: dict[str, list[float | None]]
+    losses: dict[str, list[float | None]]  # infima where not attained; None where the closed form fails in float64
     notes: list[Note]
 
 
@@ -109,10 +106,6 @@ def line_lengths(lengths: Sequence[int]) -> list[int]:
     ratio = (last / start) ** (1 / (_LINE_POINTS - 1))
     spread = {round(start * ratio**i) for i in range(_LINE_POINTS)}
     return sorted({n for n in spread if first <= n <= last} | set(lengths))
-
-
-def as_json(record: dict[str, Any]) -> str:
-    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(record: dict[str, Any]) -> str:

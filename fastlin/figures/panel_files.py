@@ -71,7 +71,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def outcome_path(cell: Path) -> Path:
-    """The outcome file of a cell, whose run is in the folder `cell`."""
     return cell.with_name(f"{cell.name}.json")
 
 

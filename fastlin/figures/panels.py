@@ -16,11 +16,7 @@ from fastlin.training.judge import LARGEST_SHARE, excess_percent
 from fastlin.training.regimes import CLOSED_FORMS
 
 # The axes that a panel can have, with their labels.
-AXES = {
-    "n": "context length n (examples)",
-    "noise": "variance of the label noise σ²",
-    "layers": "layers L",
-}
+AXES = {"n": "context length n (examples)", "noise": "variance of the label noise σ²", "layers": "layers L"}
 # Enough points for a smooth line.
 _LINE_POINTS = 60
 
@@ -31,11 +27,9 @@ class Series:
 
     regime: str
     model: str = "full"
-    layers: int = 1
-    """Layers of a stack; ignored where the axis is layers."""
+    layers: int = 1  # layers of a stack; ignored where the axis is layers
     attention_heads: int = 1
-    curve: str | None = None
-    """Its closed form, a name of `fastlin.training.regimes.CLOSED_FORMS`."""
+    curve: str | None = None  # its closed form, a name of `fastlin.training.regimes.CLOSED_FORMS`
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import filelock
 from msgspec import to_builtins
 
 from fastlin._checks import choice, integer
-from fastlin._files import FileError, write_json, write_text
+from fastlin._files import FileError, create_folder, write_json, write_text
 from fastlin._info import info
 from fastlin.figures.figure import Figure
 from fastlin.figures.panel_files import ENDED, KIND, VERSION, outcome_of, outcome_path, panels_of, read
@@ -94,7 +94,7 @@ class PanelFolder:
     """A folder of panels; creates it where it does not exist."""
 
     def __init__(self, path: Path) -> None:
-        self.path = _create(path).absolute()
+        self.path = create_folder(path).absolute()
         self.records: dict[str, dict[str, Any]] = {}
         self._figures: dict[str, Figure] = {}
 
@@ -250,18 +250,10 @@ def _share(panels: Sequence[Figure], requests: list[CellRequest], request: Reque
     return [one for one in requests if numbers[one.cell.panel, one.cell.key] % count == index]
 
 
-def _create(out: Path) -> Path:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise FileError(f"{out}: is a file, wants a folder") from None
-    return out
-
-
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
     """Create a folder and lock it for one process that checks claims."""
-    lock = filelock.FileLock(_create(out) / ".lock", timeout=0)
+    lock = filelock.FileLock(create_folder(out) / ".lock", timeout=0)
     try:
         acquired = lock.acquire()
     except filelock.Timeout:

@@ -23,13 +23,10 @@ STATES = ("done", "started", "failed", "waiting")
 class CellStatus:
     panel: str
     key: str
-    state: str
-    """One of STATES; a "started" cell has a folder and no outcome: a process trains it, or stopped."""
+    state: str  # one of STATES; a "started" cell has a folder and no outcome: a process trains it, or stopped
     layers: int
-    progress: float
-    """Fraction of its steps, at its last record."""
-    seconds: float | None
-    """Training time of a cell that is done."""
+    progress: float  # fraction of its steps, at its last record
+    seconds: float | None  # training time of a cell that is done
     error: str | None
 
 

@@ -25,6 +25,8 @@ EXTRA: dict[str, dict[str, str]] = {
 """What each registered op takes between the tensors and the options, with its type in the schema."""
 
 Tensors = Sequence[Tensor | None]
+Given = tuple[Tensor | None, ...]
+"""The tensors of a public op, in the order of `LETTERS`."""
 Plans = dict[tuple[Any, ...], Any]
 """The plans (`call.Plan`) of a signature."""
 

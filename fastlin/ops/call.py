@@ -30,13 +30,10 @@ from fastlin.validation import Known, Settings
 
 
 class Signature(NamedTuple):
-    """What the shapes, dtypes, devices and options of a call decide. Calls that agree in these share one.
-
-    `plans` are by what else a plan depends on (`answer`); None where no plan may be kept.
-    """
+    """What the shapes, dtypes, devices and options of a call decide. Calls that agree in these share one."""
 
     options: Options
-    plans: Plans | None
+    plans: Plans | None  # by what else a plan depends on (`answer`); None where no plan may be kept
 
 
 signatures: dict[tuple[Any, ...], Signature] = {}
@@ -75,11 +72,9 @@ def signature(
 def _key(
     op: str, tensors: Tensors, y: Any, weight: Any, settings: Settings, known: Known | None
 ) -> tuple[Any, ...] | None:
-    """Everything that `validation.arguments` reads; None for a call that must be checked every time.
-
-    Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one whose
-    constants, y and weight, require grad, which is an error only while grad mode is on.
-    """
+    """Everything that `validation.arguments` reads; None for a call that must be checked every time."""
+    # Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one
+    # whose constants, y and weight, require grad, which is an error only while grad mode is on.
     if torch.compiler.is_compiling():
         return None
     # With their types: True == 1 == 1.0, and not all of them are right everywhere.
@@ -211,7 +206,6 @@ def _have_memory(args: Arguments) -> bool:
 
 
 def compute(name: str, args: Arguments, backend: Backend) -> list[Tensor]:
-    """`answer` without checks and plans, by a given backend."""
     return Plan(name, args, backend).run(args)
 
 

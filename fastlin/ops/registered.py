@@ -13,6 +13,7 @@ that is itself differentiated runs in torch operations, whatever the backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,13 +23,11 @@ from fastlin import backends, reference, validation
 from fastlin.backends import eager
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call
-from fastlin.ops.arguments import EXTRA, PLACE, Arguments, Tensors, flatten, parse, trials_of
+from fastlin.ops.arguments import EXTRA, PLACE, Arguments, Given, Tensors, flatten, parse, trials_of
 from fastlin.ops.call import Route
 from fastlin.ops.vmap import batched
 from fastlin.validation import Known, Settings
 
-Given = tuple[Tensor | None, ...]
-"""The tensors of a public op, in the order of `LETTERS`."""
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
 )
@@ -51,15 +50,11 @@ def loss(
     return results[0], results[1]
 
 
-def sampled_loss(
-    args: Arguments, mix: Any, n: int, batch: int, seed: int, step: int, stream: Any, offset: int
-) -> tuple[Tensor, Tensor] | None:
-    """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked.
-
-    None when it cannot draw them: torch traces or transforms the call, the backend does not draw, or the source has no
-    `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile for
-    each step.
-    """
+def sampled_loss(args: Arguments, mix: Any, n: int, batch: int, place: Any) -> tuple[Tensor, Tensor] | None:
+    """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked."""
+    # None when it cannot draw them: torch traces or transforms the call, the backend does not draw, or the source has
+    # no `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile
+    # for each step.
     options, (asked, inputs) = args.options, _differentiated(args.tensors)
     A, W = args.tensors[PLACE["A"]], args.tensors[PLACE["W"]]
     like = A if W is None else W
@@ -71,7 +66,7 @@ def sampled_loss(
         draws = call.checked(args)[1].draws
     else:
         draws = backends.draws(backends.resolve(options.backend, options.op, like.device, like.dtype, like.shape[-1]))
-    draw = mix.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset) if draws else None
+    draw = mix.draw(batch, n, **place) if draws else None
     if draw is None:
         return None
     args = args._replace(wants=asked, draw=draw)
@@ -189,17 +184,14 @@ class _Op:
         return self.pack(results), self.pack([0] * len(results))
 
 
-def _transformed(op: _Op, setup: Any, backward: Any) -> Callable[..., tuple[Tensor, ...]]:
+def _transformed(op: _Op, setup: Any, gradient: Any) -> Callable[..., tuple[Tensor, ...]]:
     class Transformed(torch.autograd.Function):
         @staticmethod
         def forward(*flat: Any) -> tuple[Tensor, ...]:
             return tuple(op.answer(*flat))
 
         setup_context = staticmethod(setup)
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return backward(ctx, *grads)
+        backward = staticmethod(gradient)
 
         @staticmethod
         def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -242,10 +234,6 @@ def _gram_fake(args: Arguments) -> list[Tensor]:
     return [z.new_empty((B, m, m) if p is None or p.ndim == 3 else (p.shape[0], B, m, m), dtype=dtype)]
 
 
-def _predict_setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    _predict_save(ctx, LETTERS, parse("predict", inputs))
-
-
 def _predict_save(ctx: Any, inputs: Sequence[str], args: Arguments) -> None:
     ctx.save_for_backward(*args.tensors)
     ctx.letters, ctx.options = inputs, args.options
@@ -255,8 +243,8 @@ def _predict_backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
     return _reverse(ctx, ctx.saved_tensors, gy)
 
 
-def _gram_setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    _predict_save(ctx, LETTERS, parse("gram", inputs))
+def _setup(name: str) -> Callable[..., None]:
+    return lambda ctx, inputs, output: _predict_save(ctx, LETTERS, parse(name, inputs))
 
 
 def _gram_backward(ctx: Any, dG: Tensor) -> tuple[Tensor | None, ...]:
@@ -329,10 +317,8 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
 
 
 def _sampled_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients through the per-task losses, which are those of a loss with their coefficients for weights.
-
-    The sequences are drawn again, for each trial, and none is kept.
-    """
+    """Gradients through the per-task losses, which are those of a loss with their coefficients for weights."""
+    # The sequences are drawn again, for each trial, and none is kept.
     tensors, grads = ctx.saved_tensors[: len(LETTERS)], ctx.saved_tensors[len(LETTERS) + 2 :]
     has_trials, options = g_per_task.ndim == 2, ctx.options._replace(check_finite=False)
     rows: list[list[Tensor]] = []
@@ -347,7 +333,6 @@ def _sampled_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor) -> tu
 
 
 def _scaled(grads: Sequence[Tensor], g_loss: Tensor) -> list[Tensor]:
-    """Gradients of the loss times its incoming gradient, () or (R,)."""
     if g_loss.ndim == 0:
         return [grad * g_loss for grad in grads]
     return [grad * g_loss.reshape(g_loss.shape + (1,) * (grad.ndim - 1)) for grad in grads]
@@ -368,34 +353,27 @@ def _needed(ctx: Any) -> str:
 
 
 def _in_order(ctx: Any, letters: str, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients at the places of the inputs."""
     ordered: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     for letter, grad in zip(letters, grads, strict=True):
         ordered[ctx.letters.index(letter)] = grad
     return tuple(ordered)
 
 
-def _first(results: list[Any]) -> Any:
-    return results[0]
-
-
 def _loss_pack(results: list[Any]) -> tuple[Any, Any, list[Any]]:
     return results[0], results[1], results[2:]
 
 
-_PREDICT = _Op("predict", "Tensor", _first, _predict_fake, _predict_setup, _predict_backward)
+_PREDICT = _Op("predict", "Tensor", itemgetter(0), _predict_fake, _setup("predict"), _predict_backward)
 _PREDICT_BWD = _Op("predict_bwd", "Tensor[]", list, _gradients_fake)
 _LOSS = _Op("loss", "(Tensor, Tensor, Tensor[])", _loss_pack, _loss_fake, _loss_setup, _loss_backward)
-_GRAM = _Op("gram", "Tensor", _first, _gram_fake, _gram_setup, _gram_backward)
+_GRAM = _Op("gram", "Tensor", itemgetter(0), _gram_fake, _setup("gram"), _gram_backward)
 _OPS = {"predict": _PREDICT, "loss": _LOSS, "gram": _GRAM}
 
 
 def _plain(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """`predict` or `gram` for plain autograd: takes the tensors to differentiate in, their letters, then all arguments.
-
-    A forward that sets up its own context costs 15 us, one with `setup_context` 60: torch inspects its signature in
-    every call. Each tensor among the inputs costs 0.5 us, so that those without gradient are left out.
-    """
+    """`predict` or `gram` for plain autograd: takes the tensors to differentiate in, their letters, the arguments."""
+    # A forward that sets up its own context costs 15 us, one with `setup_context` 60: torch inspects its signature in
+    # every call. Each tensor among the inputs costs 0.5 us, so that those without gradient are left out.
 
     class Plain(torch.autograd.Function):
         @staticmethod

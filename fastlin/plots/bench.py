@@ -67,7 +67,6 @@ def bench_figures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def table_cases(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cases that are no points of a curve."""
     return [case for case in record["cases"] if case["axis"] is None]
 
 

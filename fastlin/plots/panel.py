@@ -126,7 +126,6 @@ def _drawn(row: dict[str, Any]) -> float:
 
 
 def _draw_excess(axes: Axes, record: dict[str, Any]) -> None:
-    """Excess of the best trial over its closed form."""
     axes.axhline(0.0, color="black", linewidth=0.8)
     for group in _groups(record):
         smaller = {**group.style, "markersize": 0.8 * group.style["markersize"]}

@@ -27,6 +27,11 @@ def look(name: str) -> tuple[str, str]:
     return ("#17becf", "*") if form is None else (form.colour, form.marker)
 
 
+def edged(marker: str, size: float, edge: float) -> dict[str, Any]:
+    """A marker with a white edge."""
+    return {"marker": marker, "markersize": size, "markeredgecolor": "white", "markeredgewidth": edge}
+
+
 def check_installed() -> None:
     """Raise an error if matplotlib is missing; called before training, which can take hours."""
     if importlib.util.find_spec("matplotlib") is None:

@@ -47,7 +47,6 @@ def compute(
 
 
 def _claims(cells: Cells) -> list[Callable[[], Claim]]:
-    """A function to check each claim, in the order of the report."""
     a, b, c, d = map(load, ("2a", "2b", "2c", "2d"))
     problems = [*closed.shipped_problems(), *closed.random_problems(_RANDOM_PROBLEMS, cells.seed)]
     return [

@@ -35,14 +35,10 @@ class Claim:
     """A claim of a paper, and the result of checking it."""
 
     name: str
-    statement: str
-    """What the paper says."""
-    finding: str
-    """What the numbers are."""
-    verdict: str
-    """What follows from them."""
-    holds: bool | None
-    """None where the numbers do not decide."""
+    statement: str  # what the paper says
+    finding: str  # what the numbers are
+    verdict: str  # what follows from them
+    holds: bool | None  # None where the numbers do not decide
     numbers: list[Number]
 
 
@@ -87,7 +83,6 @@ def _slug(name: str) -> str:
 
 
 def percent(ratio: float, form: str = ".3g") -> str:
-    """A ratio in percent."""
     return f"{100 * ratio:{form}} %"
 
 

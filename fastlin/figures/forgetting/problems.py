@@ -22,17 +22,11 @@ REGIMES = ("zs:all", "zs:v")
 
 @dataclass(frozen=True, eq=False)
 class TuningProblem:
-    """Tasks to pretrain on, a task to fine-tune on, and their moments."""
-
     name: str
-    source: SphereTasks | TaskMixture
-    """Pretraining tasks, with mean zero."""
-    task: FixedTask
-    """Fine-tuning task, with the same features and noise."""
-    task_cov: Tensor
-    """Second moment (d, d) of the pretraining tasks."""
-    m: int
-    """Shots of pretraining."""
+    source: SphereTasks | TaskMixture  # pretraining tasks, with mean zero
+    task: FixedTask  # fine-tuning task, with the same features and noise
+    task_cov: Tensor  # second moment (d, d) of the pretraining tasks
+    m: int  # shots of pretraining
 
     @property
     def d(self) -> int:
@@ -81,8 +75,7 @@ OTHER = _correlated()
 class Models:
     problem: TuningProblem
     pretrained: Run
-    tuned: Run
-    """All of REGIMES, fine-tuned from `pretrained`."""
+    tuned: Run  # all of REGIMES, fine-tuned from `pretrained`
 
     def errors(self, regime: str, task: FixedTask, shots: Sequence[int]) -> Tensor:
         """Exact errors (S, seeds) of a regime; "pretrain" is before fine-tuning."""
@@ -99,10 +92,8 @@ class Models:
 
 
 def rescaled(models: Models, regime: str) -> tuple[Tensor, Tensor]:
-    """W (seeds, m, m) and v (seeds, m) of a regime, scaled so that the features' block of W has the size of S^-1.
-
-    (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
-    """
+    """W (seeds, m, m) and v (seeds, m) of a regime, scaled so that the features' block of W has the size of S^-1."""
+    # (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
     rows = models.tuned.trials_of(regime)
     W, v = models.tuned.params["W"], models.tuned.params["v"]
     assert W is not None

@@ -57,8 +57,7 @@ class Setting:
 
     dimension: int = 5
     noise_variance: float = 0.1
-    shots: int = 20
-    """Context length of pretraining, and the largest in tests."""
+    shots: int = 20  # context length of pretraining, and the largest in tests
 
     @property
     def source(self) -> SphereTasks:
