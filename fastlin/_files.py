@@ -6,6 +6,7 @@ The schema of a file is a `msgspec.Struct` beside the code that writes it. A rea
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
 import msgspec
 
 _SEAL = "sha256"
@@ -81,6 +83,17 @@ def create_folder(path: Path) -> Path:
     except (FileExistsError, NotADirectoryError):
         raise no_folder(path) from None
     return path
+
+
+def locked(folder: Path, busy: FileError) -> filelock.AcquireReturnProxy[Any]:
+    """Create a folder and lock it; the system releases the lock of a process that dies. `busy` is raised at once."""
+    path = create_folder(folder) / ".lock"
+    try:
+        return filelock.FileLock(path, timeout=0).acquire()
+    except filelock.Timeout:
+        if not path.exists():
+            raise OSError(errno.EACCES, "cannot write into the folder", str(folder)) from None
+        raise busy from None
 
 
 def no_folder(path: Path) -> FileError:

@@ -70,7 +70,10 @@ def _cuda() -> dict[str, Any]:
         "reason": reason,
         **({} if compiled is None else compiled.build_info()),
         "driver": _driver(),
-        "devices": [_device(i) for i in range(torch.cuda.device_count())],
+        "devices": [
+            "{} (sm_{}{})".format(torch.cuda.get_device_name(i), *torch.cuda.get_device_capability(i))
+            for i in range(torch.cuda.device_count())
+        ],
     }
 
 
@@ -80,11 +83,6 @@ def _driver() -> str | None:
     except OSError:
         return None
     return version[1] if version else None
-
-
-def _device(index: int) -> str:
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})"
 
 
 def _backend(name: str) -> dict[str, Any]:

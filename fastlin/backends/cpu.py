@@ -24,8 +24,6 @@ __all__ = ["CpuBackend", "backend", "instruction_set", "instruction_sets", "usin
 
 
 class CpuBackend(CompiledBackend):
-    """The kernels of `fastlin._C`."""
-
     name = "cpu"
     shares_heads = True
     checks_tasks = True

@@ -40,8 +40,6 @@ def emulated(module: ModuleType) -> Iterator[None]:
 
 
 class CudaBackend(CompiledBackend):
-    """The kernels of `fastlin._cuda`."""
-
     name = "cuda"
     piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 

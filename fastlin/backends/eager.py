@@ -41,8 +41,6 @@ class _Forward:
 
 
 class EagerBackend(Backend):
-    """Serves every call."""
-
     name = "eager"
     traceable = True
 

@@ -74,7 +74,6 @@ class Problem(NamedTuple):
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
-        """The data x and q of a problem that has them."""
         assert self.x is not None
         assert self.q is not None
         return self.x, self.q

@@ -24,8 +24,10 @@ class Bar:
     peak: float | None = None  # FLOP/s of a core that a time limit was set for: it is scaled to the measured ones
 
     def judge(self, values: Mapping[str, float], failed: Mapping[str, str], flops_per_core: float) -> dict[str, Any]:
-        """The bar in words, what was measured, and the verdict."""
-        # A peer that could not run leaves the bar unmeasured; fastlin misses the bar when it could not run.
+        """The bar in words, what was measured, and the verdict.
+
+        A peer that could not run leaves the bar unmeasured; fastlin misses the bar when it could not run.
+        """
         limit = self.limit * (self.peak / flops_per_core if self.peak else 1.0)
         names = (self.what, *([self.over] if self.over else []))
         text = f"{self.what} {self.sense} {self._shown(limit)}" + (f" {self.over}" if self.over else "")

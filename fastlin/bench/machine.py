@@ -7,6 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -67,21 +68,16 @@ def _fma_chains(chains: Callable[[int], float], threads: int, repeats: int) -> f
 def _together(work: Callable[[], float], threads: int) -> float:
     """Sum of what `work` returns on each thread, over the time from the first start to the last end."""
     barrier = threading.Barrier(threads)
-    spans: list[tuple[float, float, float]] = []
 
-    def run() -> None:
+    def run(_: int) -> tuple[float, float, float]:
         barrier.wait()
         start = time.perf_counter()
         done = work()
-        spans.append((start, time.perf_counter(), done))
+        return start, time.perf_counter(), done
 
-    workers = [threading.Thread(target=run) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = max(end for _, end, _ in spans) - min(start for start, _, _ in spans)
-    return sum(done for _, _, done in spans) / seconds
+    with ThreadPoolExecutor(threads) as pool:
+        starts, ends, done = zip(*pool.map(run, range(threads)), strict=True)
+    return float(sum(done) / (max(ends) - min(starts)))
 
 
 def _product(repeats: int, dtype: str) -> float:
@@ -102,7 +98,6 @@ class Device:
     probes = True  # whether first calls and memory are measured, in processes of their own
 
     def describe(self, threads: int) -> dict[str, Any]:
-        """Machine, versions, and how fastlin was built."""
         info = _info.info()
         return {
             "machine": f"{platform.system()} {platform.machine()}",

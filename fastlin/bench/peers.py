@@ -52,8 +52,10 @@ def of_form(name: str, form: str, trials: bool) -> Loss:
 
 @functools.cache
 def compiled(loss: Loss, mode: str | None) -> Loss:
-    """A loss under torch.compile; its backward pass is compiled with it, when it is first called."""
-    # The mode "reduce-overhead" puts both into CUDA graphs, whose results the next call overwrites.
+    """A loss under torch.compile; its backward pass is compiled with it, when it is first called.
+
+    The mode "reduce-overhead" puts both into CUDA graphs, whose results the next call overwrites.
+    """
     run: Loss = torch.compile(loss, dynamic=False, mode=mode)
     if mode is None:
         return run

@@ -10,11 +10,13 @@ from fastlin.bench.cases import ARGUMENTS, SAMPLED, CaseShape
 
 
 def multiply_adds(shape: CaseShape) -> int:
-    """Useful multiply-adds of a call, with the gradients of all parameters where the op has a loss."""
-    # One layer on tokens takes the query's row, W'q, then z.a and z.v, and with gradients c and e and dW; or half of
-    # each Gram matrix once, and G v, G a and W'q, dW for each trial: whichever is less. A layer of a stack but the last
-    # one has 4 products of m x m matrices, and 6 more in reverse. Where data are drawn, G is a triangle times its
-    # transpose; random numbers are not counted.
+    """Useful multiply-adds of a call, with the gradients of all parameters where the op has a loss.
+
+    One layer on tokens takes the query's row, W'q, then z.a and z.v, and with gradients c and e and dW; or half of each
+    Gram matrix once, and G v, G a and W'q, dW for each trial: whichever is less. A layer of a stack but the last one
+    has 4 products of m x m matrices, and 6 more in reverse. Where data are drawn, G is a triangle times its transpose;
+    random numbers are not counted.
+    """
     n, m, R, op = shape.n, shape.m, shape.R or 1, shape.op
     gradients = op not in ("predict", "stack_predict", "gram")
     if op in SAMPLED:
@@ -34,8 +36,10 @@ def multiply_adds(shape: CaseShape) -> int:
 
 
 def bytes_moved(shape: CaseShape, size: int = 4) -> int:
-    """Bytes of the data that a call must read once and, without a loss, of its results; of numbers of `size` bytes."""
-    # Parameters are not counted: they stay in the cache. An op that draws its data reads none.
+    """Bytes of the data that a call must read once and, without a loss, of its results; of numbers of `size` bytes.
+
+    Parameters are not counted: they stay in the cache. An op that draws its data reads none.
+    """
     if shape.op in SAMPLED:
         return 0
     n, m = shape.n, shape.m

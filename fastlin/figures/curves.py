@@ -6,7 +6,6 @@ import math
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,11 @@ CURVES = {name: CLOSED_FORMS[name] for name in _ORDER}
 _LINE_POINTS = 150
 
 
-@dataclass(frozen=True)
-class Note:
-    """A footnote to a curve at context lengths n: values that are not attained, inaccurate or missing."""
+def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> dict[str, Any]:
+    """Population losses of every curve, and notes on curves at some of the context lengths n.
 
-    curve: str
-    text: str
-    n: list[int]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Population losses of every curve, at context lengths n."""
-
-    n: list[int]
-    losses: dict[str, list[float | None]]  # infima where not attained; None where the closed form fails in float64
-    notes: list[Note]
-
-
-def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
+    A loss is the infimum where no finite parameters attain it, and None where the closed form fails in float64.
+    """
     losses: dict[str, list[float | None]] = {key: [] for key in CURVES}
     notes: dict[tuple[str, str], list[int]] = {}
     with one_thread():
@@ -55,7 +40,8 @@ def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
                 losses[key].append(value)
                 for text in remarks:
                     notes.setdefault((key, text), []).append(n)
-    return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in notes.items()])
+    described = [{"curve": key, "text": text, "n": at} for (key, text), at in notes.items()]
+    return {"n": list(lengths), "losses": losses, "notes": described}
 
 
 def loss(curve: ClosedForm, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
@@ -83,15 +69,15 @@ def compute(config: Config, *, line: bool) -> dict[str, Any]:
     """
     unit = theory.normaliser(config.mixture)
     at_lengths = evaluate(config.mixture, config.context_lengths)
-    normalised = {key: [None if x is None else x / unit for x in losses] for key, losses in at_lengths.losses.items()}
+    losses = at_lengths["losses"].items()
     return {
         "name": config.name,
         "description": config.description,
         "normaliser": unit,
         "labels": {key: curve.label for key, curve in CURVES.items()},
-        **asdict(at_lengths),
-        "normalised": normalised,
-        "line": asdict(evaluate(config.mixture, line_lengths(config.context_lengths))) if line else None,
+        **at_lengths,
+        "normalised": {key: [None if loss is None else loss / unit for loss in curve] for key, curve in losses},
+        "line": evaluate(config.mixture, line_lengths(config.context_lengths)) if line else None,
         "config": config.values,
         "versions": info()["versions"],
     }

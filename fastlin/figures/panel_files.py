@@ -60,13 +60,12 @@ class Outcome(Struct, frozen=True):
 def read(path: Path) -> dict[str, Any]:
     record = read_json(path, dict)
     try:
-        check_kind(path, checked(record, PanelFile), KIND, VERSION)
+        panel = checked(record, PanelFile)
         if "axes" not in record:  # a panel; other figures list their axes in the record
             checked(record, PanelLines)
-    except FileError:
-        raise
     except ValueError as error:
         raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+    check_kind(path, panel, KIND, VERSION)
     return record
 
 

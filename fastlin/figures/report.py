@@ -49,8 +49,10 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> list[str]:
-    """Sentences below the picture: the training, the results, and how theory and the paper were read."""
-    # `shallower` is the record of the panel with one layer less.
+    """Sentences below the picture: the training, the results, and how theory and the paper were read.
+
+    `shallower` is the record of the panel with one layer less.
+    """
     asked, rows = record["asked"], done(record)
     values = "".join(f", {name} = {value:g}" for name, value in asked["values"].items())
     sentences = [

@@ -12,15 +12,15 @@ any number of processes (`sweep`) and any number of interruptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
 from msgspec import to_builtins
 
+from fastlin import _files
 from fastlin._checks import choice, integer
 from fastlin._files import FileError, create_folder, write_json, write_text
 from fastlin._info import info
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Effort:
-    """Trials, optimiser steps and batch size of a cell."""
-
     trials: int
     steps: int
     batch: int
@@ -250,14 +248,7 @@ def _share(panels: Sequence[Figure], requests: list[CellRequest], request: Reque
     return [one for one in requests if numbers[one.cell.panel, one.cell.key] % count == index]
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> AbstractContextManager[Any]:
     """Create a folder and lock it for one process that checks claims."""
-    lock = filelock.FileLock(create_folder(out) / ".lock", timeout=0)
-    try:
-        acquired = lock.acquire()
-    except filelock.Timeout:
-        message = f"{out}: another process is checking claims in this folder; wants another folder, or wait"
-        raise FileError(message) from None
-    with acquired:
-        yield
+    message = f"{out}: another process is checking claims in this folder; wants another folder, or wait"
+    return _files.locked(out, FileError(message))

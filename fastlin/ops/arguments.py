@@ -32,8 +32,6 @@ Plans = dict[tuple[Any, ...], Any]
 
 
 class Arguments(NamedTuple):
-    """The arguments of an op."""
-
     tensors: Tensors  # in the order of `LETTERS`; None where absent
     options: Options
     y: Tensor | None = None  # targets (B,)

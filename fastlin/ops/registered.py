@@ -51,10 +51,12 @@ def loss(
 
 
 def sampled_loss(args: Arguments, mix: Any, n: int, batch: int, place: Any) -> tuple[Tensor, Tensor] | None:
-    """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked."""
-    # None when it cannot draw them: torch traces or transforms the call, the backend does not draw, or the source has
-    # no `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile
-    # for each step.
+    """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked.
+
+    None when it cannot draw them: torch traces or transforms the call, the backend does not draw, or the source has no
+    `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile for
+    each step.
+    """
     options, (asked, inputs) = args.options, _differentiated(args.tensors)
     A, W = args.tensors[PLACE["A"]], args.tensors[PLACE["W"]]
     like = A if W is None else W

@@ -29,8 +29,6 @@ _COPIES = 6
 
 
 class SoftmaxOptions(Sequences, total=False):
-    """The keyword arguments of `softmax_loss`."""
-
     weight: Weight
     see_query: bool
     backend: str

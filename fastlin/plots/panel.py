@@ -64,8 +64,6 @@ def _draw_lines(axes: Axes, record: dict[str, Any]) -> None:
 
 
 class _Group(NamedTuple):
-    """The points of a model in a regime."""
-
     x: list[float]  # places, with an offset for each model
     rows: list[dict[str, Any]]
     label: str

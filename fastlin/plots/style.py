@@ -28,7 +28,6 @@ def look(name: str) -> tuple[str, str]:
 
 
 def edged(marker: str, size: float, edge: float) -> dict[str, Any]:
-    """A marker with a white edge."""
     return {"marker": marker, "markersize": size, "markeredgecolor": "white", "markeredgewidth": edge}
 
 

@@ -10,7 +10,6 @@ One process at a time holds the folder's lock, which the system releases when th
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,25 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import filelock
 from msgspec import Meta, Struct, to_builtins
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import (
-    FileError,
-    check_kind,
-    checked,
-    create_folder,
-    digest,
-    naming,
-    no_folder,
-    read_json,
-    write_json,
-)
+from fastlin._files import FileError, check_kind, checked, digest, locked, naming, no_folder, read_json, write_json
 
 MODEL, RECORDS, RUN = "model.safetensors", "records.jsonl", "run.json"
-_CHECKPOINT, _RESULT, _LOCK = "checkpoint.safetensors", "result.json", ".lock"
+_CHECKPOINT, _RESULT = "checkpoint.safetensors", "result.json"
 _KIND = "fastlin run"
 # Temporary files of `_files.replacing` that a killed process left.
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
@@ -149,7 +137,8 @@ class Folder:
         self._hash = hashlib.sha256()
         self._config = dict(config)
         holds_a_run(path)
-        self._lock = _locked(path)
+        busy = f"{path}: another process is training in this folder; wants a folder for each run"
+        self._lock = locked(path, FolderInUseError(busy)).lock
         try:
             if holds_a_run(path):
                 if not resume:
@@ -246,20 +235,6 @@ class Folder:
             os.fsync(self._file.fileno())
             size = self._file.tell()
         return Position(size, self._hash.hexdigest())
-
-
-def _locked(path: Path) -> filelock.BaseFileLock:
-    create_folder(path)
-    lock = filelock.FileLock(path / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        if not (path / _LOCK).exists():
-            raise OSError(errno.EACCES, "cannot write into the folder", str(path)) from None
-        raise FolderInUseError(
-            f"{path}: another process is training in this folder; wants a folder for each run"
-        ) from None
-    return lock
 
 
 def first_difference(a: Any, b: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -92,8 +92,10 @@ def gaps(mix: TaskMixture, n: int) -> dict[str, float]:
 
 @one_thread()
 def rates(setting: Config, lengths: Sequence[int] = (100, 1000, 10_000, 100_000)) -> Claim:
-    """How fast the gaps close as n grows: slopes between the last two lengths, scaled gaps, and their ratio."""
-    # Not decided where the slopes of the last two intervals still differ; needs three lengths or more.
+    """How fast the gaps close as n grows: slopes between the last two lengths, scaled gaps, and their ratio.
+
+    Not decided where the slopes of the last two intervals still differ; needs three lengths or more.
+    """
     limits = theory.gap_limits(setting.mixture)._asdict()
     gap_at = {n: gaps(setting.mixture, n) for n in lengths}
     ratio = {n: at["plain_fine_tuned"] / at["fine_tuned_joint"] for n, at in gap_at.items()}

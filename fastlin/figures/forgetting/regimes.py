@@ -78,8 +78,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class TrainedFigure(AxesFigure):
-    """A figure of models that were pretrained and fine-tuned."""
-
     name: str
     title: str
     regimes: tuple[str, ...] = EIGHT
