@@ -6,6 +6,7 @@ The schema of a file is a `msgspec.Struct` beside the code that writes it. A rea
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
 import msgspec
 
 _SEAL = "sha256"
@@ -62,7 +64,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -73,6 +74,32 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def create_folder(path: Path) -> Path:
+    """The folder itself, created with its parents where it does not exist."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise no_folder(path) from None
+    return path
+
+
+def locked(folder: Path, busy: FileError) -> filelock.AcquireReturnProxy[Any]:
+    """Create a folder and lock it; the system releases the lock of a process that dies. `busy` is raised at once."""
+    path = create_folder(folder) / ".lock"
+    try:
+        return filelock.FileLock(path, timeout=0).acquire()
+    except filelock.Timeout:
+        if not path.exists():
+            raise OSError(errno.EACCES, "cannot write into the folder", str(folder)) from None
+        raise busy from None
+
+
+def no_folder(path: Path) -> FileError:
+    """The error for a path where a file stands in the way."""
+    file = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    return FileError(f"{file}: is a file, wants a folder")
 
 
 def read_json(path: Path, schema: type[T]) -> T:

@@ -70,22 +70,19 @@ def _cuda() -> dict[str, Any]:
         "reason": reason,
         **({} if compiled is None else compiled.build_info()),
         "driver": _driver(),
-        "devices": [_device(i) for i in range(torch.cuda.device_count())],
+        "devices": [
+            "{} (sm_{}{})".format(torch.cuda.get_device_name(i), *torch.cuda.get_device_capability(i))
+            for i in range(torch.cuda.device_count())
+        ],
     }
 
 
 def _driver() -> str | None:
-    """Version of the NVIDIA driver, from /proc."""
     try:
         version = re.search(r"(\d+\.\d+[.\d]*)", _DRIVER.read_text())
     except OSError:
         return None
     return version[1] if version else None
-
-
-def _device(index: int) -> str:
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})"
 
 
 def _backend(name: str) -> dict[str, Any]:

@@ -18,19 +18,12 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The instruction set that kernels run on."""
     return selected or _best()
 
 
 @contextmanager
 def using(label: str) -> Iterator[None]:
-    """Run the kernels on an instruction set by name, in this process.
-
-    Raises
-    ------
-    ValueError
-        When the machine does not have it.
-    """
+    """Run the kernels on an instruction set by name, in this process; ValueError when the machine does not have it."""
     global selected
     if label not in instruction_sets():
         raise ValueError(f"instruction set {label!r} does not run here; wants one of {', '.join(instruction_sets())}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Cells = Iterable[object]
 
@@ -17,7 +19,6 @@ def align(cells: Cells, widths: Sequence[int]) -> str:
 
 
 def table(heading: Cells, rows: Iterable[Cells], widths: Sequence[int]) -> str:
-    """A text table: the heading, then the rows."""
     return "".join(f"{align(cells, widths)}\n" for cells in (heading, *rows))
 
 
@@ -33,7 +34,12 @@ def csv_text(heading: Cells, rows: Iterable[Cells]) -> str:
     return text.getvalue()
 
 
-def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heading, ["---"] * len(heading), *([cell.replace("|", "\\|") for cell in cells] for cells in rows)]
+def as_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """A table in Markdown; its last columns, so many as are `numbers`, are aligned to the right."""
+    rules = ["---"] * (len(heading) - numbers) + ["---:"] * numbers
+    lines = [heading, rules, *([cell.replace("|", "\\|") for cell in cells] for cells in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -25,11 +25,9 @@ def one_thread() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """Set one thread in a forked child.
-
-    The threads of libgomp, which torch and the kernels share, exist in the parent only: a child that starts a parallel
-    region waits for them forever. One thread starts none.
-    """
+    """Set one thread in a forked child."""
+    # The threads of libgomp, which torch and the kernels share, exist in the parent only: a child that starts a
+    # parallel region waits for them forever. One thread starts none.
     torch.set_num_threads(1)
 
 

@@ -29,11 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fastlin {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    _add_info(commands)
+    about = _add(commands, "info", _show_info, "show versions, devices and backends, and why one is missing")
+    about.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
     _add_reproduce(commands)
-    _add_folder(commands, "plot", _plot, "draw the figures of a folder again")
-    _add_folder(commands, "status", _status, "show the progress of the figures of a folder")
+    for command in (
+        _add(commands, "plot", _plot, "draw the figures of a folder again"),
+        _add(commands, "status", _status, "show the progress of the figures of a folder"),
+    ):
+        command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
     _add_theory(commands)
     bench.add(commands)
 
@@ -60,11 +64,6 @@ def _add(commands: Any, name: str, run: Command, summary: str, description: str 
     return command
 
 
-def _add_info(commands: Any) -> None:
-    command = _add(commands, "info", _show_info, "show versions, devices and backends, and why one is missing")
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
 def _show_info(options: argparse.Namespace) -> None:
     about = _info.info()
     if options.json:
@@ -78,7 +77,8 @@ def _show_info(options: argparse.Namespace) -> None:
         print(f"{name:15} {value}")
     print("backends")
     for name, backend in about["backends"].items():
-        print(f"  {name:13} {_availability(backend)}")
+        yes = "yes" if backend["auto"] else "yes, when named"
+        print(f"  {name:13} {yes if backend['available'] else 'no: ' + backend['reason']}")
     for device, order in about["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
 
@@ -88,12 +88,6 @@ def _cuda_state(cuda: dict[str, Any]) -> str:
     if not cuda["available"]:
         return "; ".join(["no: " + cuda["reason"], *([built] if built else [])])
     return f"yes: {', '.join(cuda['devices'])}; driver {cuda['driver'] or 'unknown'}; {built}"
-
-
-def _availability(backend: dict[str, Any]) -> str:
-    if backend["available"]:
-        return "yes" if backend["auto"] else "yes, when named"
-    return f"no: {backend['reason']}"
 
 
 def _add_config(command: Any, *lengths: str) -> None:
@@ -171,7 +165,6 @@ def _add_train(commands: Any) -> None:
 
 
 def _run_flags() -> dict[str, Any]:
-    """The fields of a run that have a flag, by name."""
     from fastlin.training.config import RunConfig
 
     return {option.name: option for option in fields(RunConfig) if "flag" in option.metadata}
@@ -317,12 +310,6 @@ def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
         effort = request.claims(module.EFFORT)
         record = module.compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
         print(*claims.write(record, out, name), *plots.panel(out, name), sep="\n")
-
-
-def _add_folder(commands: Any, name: str, run: Command, summary: str) -> None:
-    """A command with one argument, a folder of `fastlin reproduce`."""
-    command = _add(commands, name, run, summary)
-    command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
 
 
 def _plot(options: argparse.Namespace) -> None:

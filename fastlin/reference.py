@@ -50,6 +50,9 @@ def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
             raise ValueError(f"reference.{op}: backend is {backend!r}; wants 'auto' or 'reference'")
         bound = signature.bind(*args, **options)
         given = {**bound.arguments, **bound.arguments.get("model", {})}
+        for name in bound.arguments.get("model", {}):
+            if name not in OPS[op].options:
+                raise TypeError(f"reference.{op}: got an unexpected option {name!r}")
         tensors = [given.get("z", given.get("G")) if letter == "x" else given.get(letter) for letter in LETTERS]
         model = {name: given[name] for name in OPS[op].options if name in given}
         settings = Settings(**model, backend=backend, check_finite=check_finite)
@@ -66,218 +69,58 @@ def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 @_validated
-def predict(
-    z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, *, scale: float = 1.0, see_query: bool = False
-) -> Tensor:
-    """Predictions of one layer of masked linear attention, (B,) or (R, B).
-
-    Examples
-    --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
-    >>> literal = fl.reference.predict(z, q, task, None, torch.eye(3), torch.ones(3))
-    >>> torch.allclose(literal, fl.predict(z, q, task, None, torch.eye(3), torch.ones(3)), rtol=1e-4)
-    True
-    """
-    if W.ndim > 2:
-        trials = range(W.shape[0])
-        return torch.stack([_layer(z, q, task, _trial(p, r), W[r], v[r], scale, see_query) for r in trials])
-    return _layer(z, q, task, p, W, v, scale, see_query)
-
-
-def _layer(z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, scale: float, see_query: bool) -> Tensor:
-    Z = _prepend(z, q, task, p)
-    mask = _mask(Z, see_query)
-    attended = torch.zeros_like(Z[..., :1])
-    for W_h, v_h in zip(_heads(W), [v] if W.ndim == 2 else list(v), strict=True):
-        values = Z @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)
-        attended = attended + scale * (Z @ W_h @ Z.mT * mask) @ values
-    return attended[:, -1, 0]
+def predict(z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, **model: Any) -> Tensor:
+    """Predictions of one layer of masked linear attention, (B,) or (R, B)."""
+    return _each_trial(_layer, (z, q, task), (p, W, v), W.ndim > 2, model)
 
 
 @_validated
 def stack_predict(z: Tensor, q: Tensor, task: Any, p: Any, A: Tensor, C: Tensor, h: Tensor, **model: Any) -> Tensor:
-    """Predictions of a stack of layers, (B,) or (R, B).
-
-    Examples
-    --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
-    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.stack_predict(z, q, task, None, A, C, h).shape
-    torch.Size([4])
-    """
-    if A.ndim > 3:
-        trials = range(A.shape[0])
-        return torch.stack([_stack(z, q, task, _trial(p, r), A[r], C[r], h[r], **model) for r in trials])
-    return _stack(z, q, task, p, A, C, h, **model)
-
-
-def _stack(
-    z: Tensor,
-    q: Tensor,
-    task: Any,
-    p: Any,
-    A: Tensor,
-    C: Tensor,
-    h: Tensor,
-    scale: float = 1.0,
-    see_query: bool = False,
-    first_skip: bool | None = None,
-    residual: float = 1.0,
-) -> Tensor:
-    Z = _prepend(z, q, task, p)
-    mask = _mask(Z, see_query)
-    for layer in range(A.shape[0]):
-        attended = torch.zeros_like(Z)
-        for A_h, C_h in zip(_heads(A[layer]), _heads(C[layer]), strict=True):
-            attended = attended + scale * (Z @ A_h @ Z.mT * mask) @ (Z @ C_h)
-        Z = residual * Z + attended if _has_skip(layer, A.shape[0], first_skip) else attended
-    return (Z[:, -1] * _of_task(h, task, q.shape[0])).sum(-1)
+    """Predictions of a stack of layers, (B,) or (R, B)."""
+    return _each_trial(_stack, (z, q, task), (p, A, C, h), A.ndim > 3, model)
 
 
 @_validated
 def prompt_loss(
     z: Tensor, q: Tensor, y: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, *, weight: Any = None, **model: Any
 ) -> Losses:
-    """Loss and per-task losses of one layer.
-
-    Examples
-    --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
-    >>> literal, _ = fl.reference.prompt_loss(z, q, y, task, None, torch.eye(3), torch.ones(3))
-    >>> torch.allclose(literal, fl.prompt_loss(z, q, y, task, None, torch.eye(3), torch.ones(3))[0], rtol=1e-4)
-    True
-    """
-    yhat = predict(z, q, task, p, W, v, **model)
-    return _losses(yhat, y, task, weight, _tasks(task, p, v, weight))
+    """Loss and per-task losses of one layer."""
+    return _losses(predict(z, q, task, p, W, v, **model), y, task, weight, p, v)
 
 
 @_validated
 def stack_loss(
-    z: Tensor,
-    q: Tensor,
-    y: Tensor,
-    task: Any,
-    p: Any,
-    A: Tensor,
-    C: Tensor,
-    h: Tensor,
-    *,
-    weight: Any = None,
-    **model: Any,
+    z: Any, q: Any, y: Any, task: Any, p: Any, A: Any, C: Any, h: Any, *, weight: Any = None, **model: Any
 ) -> Losses:
-    """Loss and per-task losses of a stack.
-
-    Examples
-    --------
-    >>> z, q, y, task = fl.SphereTasks(2).sample(batch=4, n=10)
-    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.stack_loss(z, q, y, task, None, A, C, h)[1].shape
-    torch.Size([1])
-    """
-    yhat = stack_predict(z, q, task, p, A, C, h, **model)
-    return _losses(yhat, y, task, weight, _tasks(task, p, h, weight))
+    """Loss and per-task losses of a stack."""
+    return _losses(stack_predict(z, q, task, p, A, C, h, **model), y, task, weight, p, h)
 
 
 @_validated
 def gram_loss(
-    G: Tensor,
-    q: Tensor,
-    y: Tensor,
-    task: Any,
-    p: Any,
-    W: Tensor,
-    v: Tensor,
-    *,
-    weight: Any = None,
-    scale: float = 1.0,
-    see_query: bool = False,
+    G: Tensor, q: Tensor, y: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, *, weight: Any = None, **model: Any
 ) -> Losses:
-    """Loss and per-task losses of one layer, from Gram matrices.
-
-    Examples
-    --------
-    >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=4, n=10)
-    >>> fl.reference.gram_loss(G, q, y, task, None, torch.eye(3), torch.ones(3))[0].shape
-    torch.Size([])
-    """
-    trials = []
-    for r in range(W.shape[0] if W.ndim > 2 else 1):
-        p_r, W_r, v_r = (p, W, v) if W.ndim == 2 else (_trial(p, r), W[r], v[r])
-        G_r = _whole_gram(G, q, task, p_r, see_query)
-        yhat = torch.zeros_like(y)
-        for W_h, v_h in zip(_heads(W_r), [v_r] if W.ndim < 4 else list(v_r), strict=True):
-            a = q @ W_h
-            c = (G_r @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)).squeeze(-1)
-            yhat = yhat + scale * (a * c).sum(-1)
-        trials.append(yhat)
-    yhat = torch.stack(trials) if W.ndim > 2 else trials[0]
-    return _losses(yhat, y, task, weight, _tasks(task, p, v, weight))
+    """Loss and per-task losses of one layer, from Gram matrices."""
+    yhat = _each_trial(_gram_layer, (G, q, task), (p, W, v), W.ndim > 2, model)
+    return _losses(yhat, y, task, weight, p, v)
 
 
 @_validated
 def gram_stack_loss(
-    G: Tensor,
-    q: Tensor,
-    y: Tensor,
-    task: Any,
-    p: Any,
-    A: Tensor,
-    C: Tensor,
-    h: Tensor,
-    *,
-    weight: Any = None,
-    scale: float = 1.0,
-    see_query: bool = False,
-    first_skip: bool | None = None,
-    residual: float = 1.0,
+    G: Any, q: Any, y: Any, task: Any, p: Any, A: Any, C: Any, h: Any, *, weight: Any = None, **model: Any
 ) -> Losses:
-    """Loss and per-task losses of a stack, from Gram matrices.
-
-    Examples
-    --------
-    >>> G, q, y, task = fl.SphereTasks(2).sample_gram(batch=4, n=10)
-    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.gram_stack_loss(G, q, y, task, None, A, C, h)[0].shape
-    torch.Size([])
-    """
-    trials = []
-    for r in range(A.shape[0] if A.ndim > 3 else 1):
-        p_r, A_r, C_r, h_r = (p, A, C, h) if A.ndim == 3 else (_trial(p, r), A[r], C[r], h[r])
-        G_l, q_l = _whole_gram(G, q, task, p_r, see_query), q
-        for layer in range(A_r.shape[0]):
-            T = torch.zeros_like(G_l)
-            for A_h, C_h in zip(_heads(A_r[layer]), _heads(C_r[layer]), strict=True):
-                T = T + scale * A_h @ G_l @ C_h
-            if _has_skip(layer, A_r.shape[0], first_skip):
-                T = T + residual * torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
-            G_l, q_l = T.mT @ G_l @ T, (q_l.unsqueeze(1) @ T).squeeze(1)
-        trials.append((q_l * _of_task(h_r, task, q.shape[0])).sum(-1))
-    yhat = torch.stack(trials) if A.ndim > 3 else trials[0]
-    return _losses(yhat, y, task, weight, _tasks(task, p, h, weight))
+    """Loss and per-task losses of a stack, from Gram matrices."""
+    yhat = _each_trial(_gram_stack, (G, q, task), (p, A, C, h), A.ndim > 3, model)
+    return _losses(yhat, y, task, weight, p, h)
 
 
 def sampled_loss(mix: Any, n: int, batch: int, p: Any, W: Tensor, v: Tensor, **options: Any) -> Losses:
-    """Loss and per-task losses of one layer on the sequences that `mix` draws.
-
-    Examples
-    --------
-    >>> call = (fl.SphereTasks(2), 10, 64, None, torch.eye(3), torch.ones(3))
-    >>> literal, fast = (op(*call, seed=0, step=0)[0] for op in (fl.reference.sampled_loss, fl.sampled_loss))
-    >>> torch.allclose(literal, fast)
-    True
-    """
+    """Loss and per-task losses of one layer on the sequences that `mix` draws."""
     return _sampled("sampled_loss", mix, n, batch, (p, W, v), W.shape[0] if W.ndim > 2 else None, **options)
 
 
 def sampled_stack_loss(mix: Any, n: int, batch: int, p: Any, A: Tensor, C: Tensor, h: Tensor, **options: Any) -> Losses:
-    """Loss and per-task losses of a stack on the sequences that `mix` draws.
-
-    Examples
-    --------
-    >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> fl.reference.sampled_stack_loss(fl.SphereTasks(2), 10, 64, None, A, C, h, seed=0, step=0)[0].shape
-    torch.Size([])
-    """
+    """Loss and per-task losses of a stack on the sequences that `mix` draws."""
     return _sampled("sampled_stack_loss", mix, n, batch, (p, A, C, h), A.shape[0] if A.ndim > 3 else None, **options)
 
 
@@ -318,22 +161,69 @@ def _sampled(
 
 @_validated
 def gram(z: Tensor, p: Any = None, task: Any = None, q: Any = None, *, see_query: bool = False) -> Tensor:
-    """Gram matrices of the prompted tokens, (B, m, m) or (R, B, m, m).
-
-    Examples
-    --------
-    >>> fl.reference.gram(torch.tensor([[[1.0, 2.0], [3.0, 0.0]]]))
-    tensor([[[10.,  2.],
-             [ 2.,  4.]]])
-    """
+    """Gram matrices of the prompted tokens, (B, m, m) or (R, B, m, m)."""
     if p is not None and p.ndim == 4:
         return torch.stack([gram(z, p_r, task, q, see_query=see_query) for p_r in p])
     Z = _prepend(z, z.new_zeros(z.shape[0], z.shape[2]) if q is None else q, task, p)
     return Z.mT @ (_mask(Z, see_query).unsqueeze(-1) * Z)
 
 
+def _each_trial(
+    one: Callable[..., Tensor], data: tuple[Any, ...], parameters: tuple[Any, ...], has_trials: bool, model: Any
+) -> Tensor:
+    """Predictions (B,) of one model or, of the models of the trials, (R, B)."""
+    options = Settings(**model)
+    if not has_trials:
+        return one(*data, *parameters, options)
+    trials = range(len(parameters[-1]))
+    return torch.stack([one(*data, *(_trial(tensor, r) for tensor in parameters), options) for r in trials])
+
+
 def _trial(tensor: Tensor | None, r: Any) -> Tensor | None:
     return None if tensor is None else tensor[r]
+
+
+def _layer(z: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, options: Settings) -> Tensor:
+    Z = _prepend(z, q, task, p)
+    mask = _mask(Z, options.see_query)
+    attended = torch.zeros_like(Z[..., :1])
+    for W_h, v_h in zip(_heads(W), [v] if W.ndim == 2 else list(v), strict=True):
+        values = Z @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)
+        attended = attended + options.scale * (Z @ W_h @ Z.mT * mask) @ values
+    return attended[:, -1, 0]
+
+
+def _stack(z: Tensor, q: Tensor, task: Any, p: Any, A: Tensor, C: Tensor, h: Tensor, options: Settings) -> Tensor:
+    Z = _prepend(z, q, task, p)
+    mask = _mask(Z, options.see_query)
+    for layer in range(A.shape[0]):
+        attended = torch.zeros_like(Z)
+        for A_h, C_h in zip(_heads(A[layer]), _heads(C[layer]), strict=True):
+            attended = attended + options.scale * (Z @ A_h @ Z.mT * mask) @ (Z @ C_h)
+        Z = options.residual * Z + attended if _has_skip(layer, A.shape[0], options.first_skip) else attended
+    return (Z[:, -1] * _of_task(h, task, q.shape[0])).sum(-1)
+
+
+def _gram_layer(G: Tensor, q: Tensor, task: Any, p: Any, W: Tensor, v: Tensor, options: Settings) -> Tensor:
+    G = _whole_gram(G, q, task, p, options.see_query)
+    yhat = q.new_zeros(q.shape[0])
+    for W_h, v_h in zip(_heads(W), [v] if W.ndim == 2 else list(v), strict=True):
+        a = q @ W_h
+        c = (G @ _of_task(v_h, task, q.shape[0]).unsqueeze(-1)).squeeze(-1)
+        yhat = yhat + options.scale * (a * c).sum(-1)
+    return yhat
+
+
+def _gram_stack(G: Tensor, q: Tensor, task: Any, p: Any, A: Tensor, C: Tensor, h: Tensor, options: Settings) -> Tensor:
+    G = _whole_gram(G, q, task, p, options.see_query)
+    for layer in range(A.shape[0]):
+        T = torch.zeros_like(G)
+        for A_h, C_h in zip(_heads(A[layer]), _heads(C[layer]), strict=True):
+            T = T + options.scale * A_h @ G @ C_h
+        if _has_skip(layer, A.shape[0], options.first_skip):
+            T = T + options.residual * torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
+        G, q = T.mT @ G @ T, (q.unsqueeze(1) @ T).squeeze(1)
+    return (q * _of_task(h, task, q.shape[0])).sum(-1)
 
 
 def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Tensor:
@@ -345,7 +235,6 @@ def _prepend(z: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None) -> Ten
 
 
 def _mask(Z: Tensor, see_query: bool) -> Tensor:
-    """Ones (t + n + 1,) with a zero for the query unless it may be seen."""
     mask = torch.ones(Z.shape[1], dtype=Z.dtype, device=Z.device)
     if not see_query:
         mask[-1] = 0
@@ -386,12 +275,11 @@ def _tasks(task: Tensor | None, p: Tensor | None, heads: Tensor, weight: Tensor 
     return 1 if task is None or task.numel() == 0 else int(task.max()) + 1
 
 
-def _losses(yhat: Tensor, y: Tensor, task: Tensor | None, weight: Tensor | None, tasks: int) -> tuple[Tensor, Tensor]:
-    """Loss and per-task means of the squared errors of yhat (B,) or (R, B)."""
+def _losses(yhat: Tensor, y: Tensor, task: Any, weight: Any, p: Any, heads: Tensor) -> Losses:
     squares = (yhat - y) ** 2
     index = torch.zeros_like(y, dtype=torch.long) if task is None else task
     means = []
-    for k in range(tasks):
+    for k in range(_tasks(task, p, heads, weight)):
         of_task = squares[..., index == k]
         means.append(of_task.mean(-1) if of_task.shape[-1] else squares.new_zeros(squares.shape[:-1]))
     per_task = torch.stack(means, -1)

@@ -39,6 +39,10 @@ _LARGEST = sys.float_info.max
 _FEW = 32
 
 
+Known = Mapping[str, tuple[int, str]]
+"""Sizes that are known before the tensors are, each with the name of the argument that has it."""
+
+
 class Op(NamedTuple):
     """What a public op takes: the names of its data, of its parameters, and of its options."""
 
@@ -87,7 +91,7 @@ def named(op: str, tensors: Sequence[Any], y: Any = None, weight: Any = None) ->
 class _Sizes:
     """Sizes bound so far, each with the name of the argument that bound it."""
 
-    def __init__(self, op: str, known: Mapping[str, tuple[int, str]] | None = None) -> None:
+    def __init__(self, op: str, known: Known | None = None) -> None:
         self.op = op
         self.bound = dict(known or {})
 
@@ -124,32 +128,11 @@ class _Sizes:
 
 
 def arguments(
-    op: str,
-    tensors: Sequence[Any],
-    y: Any,
-    weight: Any,
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None = None,
+    op: str, tensors: Sequence[Any], y: Any, weight: Any, settings: Settings, known: Known | None = None
 ) -> tuple[Options, Tensor | None]:
-    """Check the arguments of an op, all but the values inside its tensors.
+    """Check the arguments of an op, all but the values inside its tensors, which are in the order of `LETTERS`.
 
-    Parameters
-    ----------
-    op : str
-        Public name.
-    tensors : sequence
-        In the order of `LETTERS`; None where absent.
-    y, weight
-        Of a loss.
-    settings : Settings
-    known : mapping, optional
-        Sizes that are known beforehand, each with the name of the argument that has it.
-
-    Returns
-    -------
-    options : Options
-    weight : Tensor or None
-        As a tensor (K,) like the data.
+    Returns the options, and the weight of a loss as a tensor (K,) like the data, or None.
     """
     by_name = named(op, tensors, y)
     if op == "gram":
@@ -163,7 +146,7 @@ def arguments(
     is_half = anchor_name == "z" and anchor.dtype in HALF
     if is_half:
         anchor_name, anchor = "q", data["q"]
-        _check_float(op, "q", anchor)
+        _check_float(op, "q", anchor, "q", anchor)
     if anchor.dtype not in DTYPES:
         raise TypeError(f"{op}: {anchor_name} has dtype {anchor.dtype}; wants torch.float32 or torch.float64")
     for name, tensor in data.items():
@@ -210,7 +193,7 @@ def _gram_arguments(z: Any, q: Any, task: Any, p: Any, settings: Settings) -> Op
     _check_tensor(op, "z", z)
     if z.dtype not in (*DTYPES, *HALF):
         raise TypeError(f"{op}: z has dtype {z.dtype}; wants torch.float32 or torch.float64")
-    check_like = _check_float_on if z.dtype in HALF else _check_like
+    check_like = _check_float if z.dtype in HALF else _check_like
     sizes = _Sizes(op)
     sizes.match("z", z, [_DATA_FORMS["z"]])
     if p is not None:
@@ -232,15 +215,9 @@ def _gram_arguments(z: Any, q: Any, task: Any, p: Any, settings: Settings) -> Op
 
 
 def streams(op: str, stream: Any, trials: int | None) -> list[int] | None:
-    """The stream of each trial, or None for one stream that all trials share, which its user checks.
+    """The stream of each of R trials, or None for one stream that all trials share, which its user checks.
 
-    Parameters
-    ----------
-    op : str
-        Public name, for the messages.
-    stream : int, "trial" or sequence of int
-    trials : int or None
-        R, or None for a call without trials.
+    `stream` is an integer, "trial" or a sequence of integers; `trials` is R, or None for a call without trials.
     """
     if hasattr(stream, "__index__") and getattr(stream, "ndim", 0) == 0:
         return None
@@ -323,15 +300,11 @@ def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor
     _check_device(op, name, value, anchor_name, anchor)
 
 
-def _check_float(op: str, name: str, value: Any) -> None:
+def _check_float(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
     """What stands beside tokens in half precision."""
     _check_tensor(op, name, value)
     if value.dtype != torch.float32:
         raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants torch.float32 beside tokens in half precision")
-
-
-def _check_float_on(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
-    _check_float(op, name, value)
     _check_device(op, name, value, anchor_name, anchor)
 
 

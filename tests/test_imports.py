@@ -69,6 +69,7 @@ ALLOWED = {
         "reference",
         "settings",
         "training",
+        "validation",
     },
     "__main__": {"cli"},
     "cli": {"_checks", "_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},

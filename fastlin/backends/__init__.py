@@ -39,7 +39,6 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def draws(name: str) -> bool:
-    """Whether the kernels of a backend draw sequences."""
     return load(name).draws
 
 
@@ -58,21 +57,9 @@ def sampler_on(device: torch.device, dtype: torch.dtype, m: int) -> Backend | No
 
 @functools.lru_cache(256)
 def resolve(name: str, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str:
-    """Name of the backend that serves a call.
+    """Name of the backend that serves a call of a public op: the one named, or with "auto" the first that can.
 
-    Parameters
-    ----------
-    name : str
-        "auto" or a backend's name.
-    op : str
-        Public name of the op.
-    device, dtype, m
-        Of the call's data.
-
-    Raises
-    ------
-    BackendError
-        When the named backend cannot serve; only "auto" tries others.
+    Raises a BackendError when the named backend cannot serve; only "auto" tries others.
     """
     if name != "auto":
         reason = why_not(name, op, device, dtype, m)

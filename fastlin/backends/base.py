@@ -38,40 +38,23 @@ class BackendError(RuntimeError):
 
 
 class Backend(ABC):
-    """A way to compute the ops. `wants` names gradients by letter (`problem`).
-
-    Attributes
-    ----------
-    name : str
-    traceable : bool
-        Made of torch operations alone, which torch can batch and differentiate.
-    any_form : bool
-        Takes p, W, v of a layer in the caller's forms and returns gradients in the same forms. yhat, gy and the losses
-        then have no R where the parameters have none. That saves a small call eight views, 20 us.
-    shares_heads : bool
-        With `any_form`: also takes one head v (m,) for all tasks. Others get it expanded to K.
-    checks_tasks : bool
-        Raises IndexError for a task index outside [0, K), so that no index is checked before the call.
-    reads_half : bool
-        Reads tokens in float16 or bfloat16, and computes in float32. Others get them in float32.
-    draws : bool
-        Has `sampled_loss` and `sample`: its kernels draw sequences.
-    updates : bool
-        Has `prepare_update`: optimiser updates of all trials in one call.
-    last_kernel, last_sampler : str or None
-        Kernel of the last call, and of the last `sample`, for tests and for the curious: "avx2 float32 streamed".
-    """
+    """A way to compute the ops. `wants` names gradients by letter (`problem`)."""
 
     name: ClassVar[str]
-    traceable: bool = False
+    traceable: bool = False  # made of torch operations alone, which torch can batch and differentiate
     any_form: bool = False
+    """Takes p, W, v of a layer in the caller's forms and returns gradients in the same forms. yhat, gy and the losses
+    then have no R where the parameters have none. That saves a small call eight views, 20 us."""
     shares_heads: bool = False
+    """With `any_form`: also takes one head v (m,) for all tasks. Others get it expanded to K."""
     checks_tasks: bool = False
+    """Raises IndexError for a task index outside [0, K), so that no index is checked before the call."""
     reads_half: bool = False
-    draws: bool = False
-    updates: bool = False
-    last_kernel: str | None = None
-    last_sampler: str | None = None
+    """Reads tokens in float16 or bfloat16, and computes in float32. Others get them in float32."""
+    draws: bool = False  # has `sampled_loss` and `sample`: its kernels draw sequences
+    updates: bool = False  # has `prepare_update`: optimiser updates of all trials in one call
+    last_kernel: str | None = None  # kernel of the last call, for tests and for the curious: "avx2 float32 streamed"
+    last_sampler: str | None = None  # kernel of the last `sample`
 
     @abstractmethod
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:

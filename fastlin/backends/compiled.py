@@ -22,38 +22,23 @@ RESULTS = ("yhat", "loss", "per_task", "x", "q", "p", "A", "C", "W", "v", "h")
 
 
 class Inputs(NamedTuple):
-    """What a kernel reads beside the problem.
-
-    Attributes
-    ----------
-    y, weight, gy : Tensor or None
-        As in `Backend.loss` and `Backend.predict_bwd`.
-    draw : Draw or None
-        Draws the sequences that the problem lacks.
-    counts, total
-        Sequences of each task (K,) and of all tasks in the whole batch, where this batch is a piece of it.
-    """
+    """What a kernel reads beside the problem."""
 
     y: Tensor | None = None
     weight: Tensor | None = None
     gy: Tensor | None = None
-    draw: Draw | None = None
-    counts: Tensor | None = None
-    total: int = 0
+    draw: Draw | None = None  # draws the sequences that the problem lacks
+    counts: Tensor | None = None  # sequences of each task (K,) in the whole batch, where this batch is a piece of it
+    total: int = 0  # of all tasks
 
 
 class CompiledBackend(Backend):
-    """A backend whose ops are all calls of one kernel, `attention`.
-
-    Attributes
-    ----------
-    piece : int
-        Most sequences that one call draws. A larger batch is summed up piece by piece.
-    """
+    """A backend whose ops are all calls of one kernel, `attention`."""
 
     any_form = True
     draws = True
     piece: int
+    """Most sequences that one call draws. A larger batch is summed up piece by piece."""
 
     @abstractmethod
     def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
@@ -64,20 +49,17 @@ class CompiledBackend(Backend):
         """Sequences of each task (K,), int64, on the device of `like`."""
 
     def predict(self, problem: Problem) -> Tensor:
-        """Predictions yhat (R, B), or (B,) without R."""
         _, q = problem.data
         yhat = q.new_empty((*problem.front, q.shape[0]))
         self.attention(problem, {"yhat": yhat}, Inputs())
         return yhat
 
     def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
-        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B) or (B,)."""
         grads = _empty_gradients(problem, wants)
         self.attention(problem, grads, Inputs(gy=gy))
         return grads
 
     def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-        """Loss (R,), per-task losses (R, K), both without R when the parameters have none, and gradients of loss."""
         value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)
         self.attention(problem, {"loss": value, "per_task": per_task, **grads}, Inputs(y, weight))
@@ -86,7 +68,6 @@ class CompiledBackend(Backend):
     def sampled_loss(
         self, problem: Problem, draw: Draw, weight: Tensor | None, wants: str
     ) -> tuple[Tensor, Tensor, Gradients]:
-        """`loss` of sequences that the kernel draws and forgets."""
         check_sizes(draw, problem)
         value, per_task = empty_losses(problem)
         grads = _empty_gradients(problem, wants)

@@ -25,8 +25,6 @@ __all__ = ["CpuBackend", "backend", "instruction_set", "instruction_sets", "usin
 
 
 class CpuBackend(CompiledBackend):
-    """The kernels of `fastlin._C`."""
-
     name = "cpu"
     shares_heads = True
     checks_tasks = True
@@ -34,7 +32,6 @@ class CpuBackend(CompiledBackend):
     piece = 1 << 18  # tasks and order of so many sequences take 4 MB
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-        """Why this backend cannot serve a call, or None."""
         if device.type != "cpu":
             return f"the data are on {device}; wants the cpu"
         if dtype not in (torch.float32, torch.float64):
@@ -42,7 +39,6 @@ class CpuBackend(CompiledBackend):
         return _extension.why_missing()
 
     def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
-        """Fill the results, some of `RESULTS` by name."""
         draw = inputs.draw
         source = None if draw is None else draw.packed()
         arguments, _kept = packed(problem, results, inputs, source)
@@ -53,7 +49,6 @@ class CpuBackend(CompiledBackend):
         return _PreparedLoss(self, problem, wants, draws)
 
     def count(self, draw: Draw, like: Tensor) -> Tensor:
-        """Sequences of each task (K,), int64, on the device of `like`."""
         task = torch.empty(draw.batch, dtype=torch.int64, device=like.device)
         source, threads = draw.packed(), torch.get_num_threads()
         _extension.loaded().sample_tasks(_instruction_sets.selected, threads, source, draw.batch, task.data_ptr())
@@ -72,7 +67,6 @@ class CpuBackend(CompiledBackend):
         return x, q, y, task
 
     def gram(self, z: Tensor) -> Tensor:
-        """Gram matrices (..., m, m) of tokens (..., n, m)."""
         *front, n, m = z.shape
         B = math.prod(front)
         tokens = rows(z.reshape(B, n, m))
@@ -136,9 +130,11 @@ class _PreparedLoss:
                 if place < 2:
                     return None  # x and q are large, and `attention` reads them in place
                 inputs[place] = tensor = tensor.contiguous()
-            if tensor.is_neg() or tensor._is_zerotensor():
+            address = tensor.data_ptr()
+            # As in `compiled.contiguous`; zeros without memory have the address 0, as tensors without numbers do.
+            if tensor.is_neg() or (address == 0 and tensor._is_zerotensor()):
                 return None
-            addresses.append(tensor.data_ptr())
+            addresses.append(address)
         addresses += (0, 0)  # a loss has neither gy nor counts
         source, B, n = None, self.batch, self.n
         if draw is not None:

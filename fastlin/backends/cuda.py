@@ -40,13 +40,10 @@ def emulated(module: ModuleType) -> Iterator[None]:
 
 
 class CudaBackend(CompiledBackend):
-    """The kernels of `fastlin._cuda`."""
-
     name = "cuda"
     piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-        """Why this backend cannot serve a call, or None."""
         if device.type != ("cuda" if _emulated is None else "cpu"):
             return f"the data are on {device}; wants a cuda device"
         if dtype not in (torch.float32, torch.float64):
@@ -56,7 +53,6 @@ class CudaBackend(CompiledBackend):
         return _extension.why_missing(_extension.CUDA) or _module().why_not() or None
 
     def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
-        """Fill the results, some of `RESULTS` by name."""
         W, K, draw = problem.W, problem.tasks, inputs.draw
         device = W.device
         source = None if draw is None else _source(draw, device)
@@ -74,14 +70,12 @@ class CudaBackend(CompiledBackend):
         self.last_kernel = f"{_label(W.dtype)} {'attention' if draw is None else 'sampled attention'}"
 
     def count(self, draw: Draw, like: Tensor) -> Tensor:
-        """Sequences of each task (K,), int64, on the device of `like`."""
         K = draw.recipe.K
         if K == 1:
             return torch.full((1,), draw.batch, dtype=torch.int64, device=like.device)
         return _by_task(_drawn_tasks(draw, like.device), K)[2].diff()
 
     def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
-        """Drawn sequences, with their Gram matrices or their tokens."""
         B, m = draw.batch, draw.m
         x = torch.empty(B, m if is_gram else draw.n, m, dtype=dtype, device=device)
         q, y = torch.empty(B, m, dtype=dtype, device=device), torch.empty(B, dtype=dtype, device=device)
@@ -96,7 +90,6 @@ class CudaBackend(CompiledBackend):
         return x, q, y, task
 
     def gram(self, z: Tensor) -> Tensor:
-        """Gram matrices (..., m, m) of tokens (..., n, m)."""
         *front, n, m = z.shape
         B = math.prod(front)
         tokens = rows(z.reshape(B, n, m))

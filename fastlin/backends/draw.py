@@ -10,35 +10,17 @@ from torch import Tensor
 
 
 class Recipe(NamedTuple):
-    """A source of linear tasks, y = x'beta + noise. Arrays are float64, contiguous, on the CPU.
-
-    Attributes
-    ----------
-    d, K : int
-    bias : bool
-    noise_std : float
-    feature_factor : Tensor (d, d) or None
-        F with F F' the features' covariance.
-    means : Tensor (K, d) or None
-        Means of beta; None puts it on the sphere of `radius`.
-    factors : Tensor (K, d, d) or None
-        Factors of the covariances of beta; None with means: beta is the mean.
-    cumulative : Tensor (K,) or None
-        Sums of the tasks' probabilities; None for one task.
-    strata : Tensor (P,) int64 or None
-        Tasks of sequences 0 to P - 1, which repeat, in place of random ones.
-    radius : float
-    """
+    """A source of linear tasks, y = x'beta + noise. Arrays are float64, contiguous, on the CPU."""
 
     d: int
     K: int
     bias: bool
     noise_std: float
-    feature_factor: Tensor | None
-    means: Tensor | None = None
-    factors: Tensor | None = None
-    cumulative: Tensor | None = None
-    strata: Tensor | None = None
+    feature_factor: Tensor | None  # F (d, d) with F F' the features' covariance; None is I
+    means: Tensor | None = None  # of beta, (K, d); None puts it on the sphere of `radius`
+    factors: Tensor | None = None  # of the covariances of beta, (K, d, d); None with means: beta is the mean
+    cumulative: Tensor | None = None  # sums of the tasks' probabilities (K,); None for one task
+    strata: Tensor | None = None  # tasks (P,) int64 of sequences 0 to P - 1, which repeat, in place of random ones
     radius: float = 0.0
 
 
@@ -55,7 +37,6 @@ class Draw(NamedTuple):
 
     @property
     def m(self) -> int:
-        """Token width."""
         return self.recipe.d + 1 + int(self.recipe.bias)
 
     @property

@@ -41,25 +41,19 @@ class _Forward:
 
 
 class EagerBackend(Backend):
-    """Serves every call."""
-
     name = "eager"
     traceable = True
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:
-        """None: it serves them all."""
         return None
 
     def predict(self, problem: Problem) -> Tensor:
-        """Predictions yhat (R, B)."""
         return _forward(problem).yhat
 
     def predict_bwd(self, problem: Problem, gy: Tensor, wants: str) -> Gradients:
-        """Gradients of the wanted letters, given gy = dloss/dyhat (R, B)."""
         return _reverse(problem, _forward(problem), gy, wants)
 
     def loss(self, problem: Problem, y: Tensor, weight: Tensor | None, wants: str) -> tuple[Tensor, Tensor, Gradients]:
-        """Loss (R,), per-task losses (R, K), and the gradients of loss for the wanted letters."""
         forward = _forward(problem)
         error = forward.yhat - y
         value, per_task = losses(error.square(), y, problem.task, problem.tasks, weight)
@@ -69,7 +63,6 @@ class EagerBackend(Backend):
         return value, per_task, _reverse(problem, forward, gy, wants)
 
     def gram(self, z: Tensor) -> Tensor:
-        """Gram matrices (..., m, m) of tokens (..., n, m)."""
         return z.mT @ z
 
 
@@ -89,14 +82,7 @@ def error_coefficients(
 ) -> Tensor:
     """Coefficients (B,) or (R, B) of the squared errors in sum(g_loss loss) + sum(g_per_task per_task).
 
-    Parameters
-    ----------
-    task, y, weight
-        As in `loss`.
-    g_loss : Tensor or None
-        () or (R,).
-    g_per_task : Tensor or None
-        (K,) or (R, K).
+    g_loss is () or (R,), g_per_task (K,) or (R, K).
     """
     of_tasks = g_per_task
     if g_loss is not None and weight is not None:
@@ -220,11 +206,9 @@ def _reverse_layers(
 
 
 def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
-    """Apply G to vectors (B, R, H, m), where only the prompt differs between trials.
-
-    Streaming the tokens costs 4 n m multiply-adds per vector and gradient, forming G costs n m^2 once and 2 m^2 per
-    vector: G is formed when the R H vectors are more than m / 4.
-    """
+    """Apply G to vectors (B, R, H, m), where only the prompt differs between trials."""
+    # Streaming the tokens costs 4 n m multiply-adds per vector and gradient, forming G costs n m^2 once and 2 m^2 per
+    # vector: G is formed when the R H vectors are more than m / 4.
     z, q = problem.data
     if problem.is_gram:
         G = _symmetric(z)
@@ -245,7 +229,6 @@ def _shared_context(problem: Problem, P: Tensor | None, vectors: int) -> Apply:
 
 
 def _matrix_context(G: Tensor) -> Apply:
-    """Apply G (B, R, m, m) to vectors (B, R, H, m)."""
     return lambda x: x @ G
 
 
@@ -269,11 +252,9 @@ def by_task(values: Tensor, task: Tensor | None, batch: int) -> Tensor:
 
 
 def _sum_over_tasks(values: Tensor, task: Tensor | None, tasks: int) -> Tensor:
-    """Sums (K, ...) of values (B, ...) over the sequences of each task.
-
-    index_add adds one by one, so that its error grows with B: 4e-4 at a million float32. Blocks of at least 1024
-    sequences have their own sums, which take no more memory than the values, and torch.sum adds these in pairs.
-    """
+    """Sums (K, ...) of values (B, ...) over the sequences of each task."""
+    # index_add adds one by one, so that its error grows with B: 4e-4 at a million float32. Blocks of at least 1024
+    # sequences have their own sums, which take no more memory than the values, and torch.sum adds these in pairs.
     if task is None:
         return values.sum(0, keepdim=True)
     B = values.shape[0]

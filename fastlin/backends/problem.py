@@ -38,30 +38,16 @@ _FULL_FORM = {
 
 
 class Options(NamedTuple):
-    """The arguments of an op that are not tensors, in the order of the registered schema.
+    """The arguments of an op that are not tensors, in the order of the registered schema."""
 
-    Attributes
-    ----------
-    op : str
-        Public name of the op that was called.
-    tasks : int
-        K, or -1 where it is the largest task index plus one.
-    scale, first_skip, skip : float
-        Factor of the attention; factor of I in the first layer (0 without skip) and in the others.
-    see_query, check_finite : bool
-        Whether the query is among the keys; whether non-finite inputs raise.
-    backend : str
-        As the caller named it.
-    """
-
-    op: str
-    tasks: int
-    scale: float
-    first_skip: float
-    skip: float
+    op: str  # public name of the op that was called
+    tasks: int  # K, or -1 where it is the largest task index plus one
+    scale: float  # factor of the attention
+    first_skip: float  # factor of I in the first layer, 0 without skip
+    skip: float  # factor of I in the other layers
     see_query: bool
     check_finite: bool
-    backend: str
+    backend: str  # as the caller named it
 
 
 class Problem(NamedTuple):
@@ -69,47 +55,25 @@ class Problem(NamedTuple):
 
     A backend with `any_form` gets p, W, v of a layer in the caller's form: R and H may be missing. With `shares_heads`,
     v may be one head (m,) for all tasks.
-
-    Attributes
-    ----------
-    x : Tensor or None
-        Tokens (B, n, m), or Gram matrices (B, m, m) when `is_gram`; None when the backend draws the sequences.
-    q : Tensor or None
-        (B, m); None when x is.
-    task : Tensor or None
-        (B,) int64; None when there is one task.
-    p : Tensor or None
-        Prompts (R, K, t, m).
-    A, C : Tensor or None
-        Matrix layers (R, L - 1, H, m, m); None when L = 1.
-    W : Tensor, shape (R, H, m, m)
-    v : Tensor, shape (R, H, K, m)
-    h : Tensor or None
-        Heads (R, K, m) that the skip of the last layer reads; None when it has none.
-    skips : tuple of float
-        Factor rho of I in each of the L layers.
-    tasks : int
-        K.
     """
 
-    x: Tensor | None
+    x: Tensor | None  # tokens (B, n, m), or Gram matrices (B, m, m); None when the backend draws the sequences
     is_gram: bool
-    q: Tensor | None
-    task: Tensor | None
-    p: Tensor | None
-    A: Tensor | None
+    q: Tensor | None  # (B, m); None when x is
+    task: Tensor | None  # (B,) int64; None when there is one task
+    p: Tensor | None  # prompts (R, K, t, m)
+    A: Tensor | None  # matrix layers (R, L - 1, H, m, m); None when L = 1
     C: Tensor | None
-    W: Tensor
-    v: Tensor
-    h: Tensor | None
+    W: Tensor  # (R, H, m, m)
+    v: Tensor  # (R, H, K, m)
+    h: Tensor | None  # heads (R, K, m) that the skip of the last layer reads; None when it has none
     scale: float
-    skips: tuple[float, ...]
+    skips: tuple[float, ...]  # factor rho of I in each of the L layers
     see_query: bool
-    tasks: int
+    tasks: int  # K
 
     @property
     def data(self) -> tuple[Tensor, Tensor]:
-        """The data x and q of a problem that has them."""
         assert self.x is not None
         assert self.q is not None
         return self.x, self.q
@@ -121,7 +85,6 @@ class Problem(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """H."""
         return self.W.shape[1] if self.W.ndim > 3 else 1
 
     @property
@@ -131,23 +94,10 @@ class Problem(NamedTuple):
 
 
 def lift(name: str, tensor: Tensor, tasks: int, *, copies: bool = False) -> Tensor:
-    """Give a parameter its full form; a view unless a dimension of copies cannot be merged in place.
+    """Give a parameter, by its letter, the full form of `_FULL_FORM`; it has any of the forms of the public ops.
 
-    Parameters
-    ----------
-    name : str
-        Its letter, one of p A C W v h.
-    tensor : Tensor
-        In any of the forms of the public ops.
-    tasks : int
-        K, over which a head without task dimension is expanded.
-    copies : bool
-        Whether a dimension of independent copies leads; it is merged into R.
-
-    Returns
-    -------
-    Tensor
-        p (R, K, t, m), A and C (R, L, H, m, m), W (R, H, m, m), v (R, H, K, m), h (R, K, m).
+    A head without task dimension is expanded over K = `tasks`. With `copies` a dimension of independent copies leads,
+    and is merged into R. The result is a view unless that cannot be done in place.
     """
     shape = list(tensor.shape)
     front = [shape.pop(0)] if copies else []

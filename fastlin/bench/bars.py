@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastlin.bench.labels import KINDS, parse
 from fastlin.bench.timing import in_units
 
 Verdict = Literal["ok", "misses", "not measured"]
@@ -15,19 +14,14 @@ Unit = Literal["s", "B", ""]
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit for a number of a row.
+    """A limit for a number of a row."""
 
-    `what` is a contender, for its time, or for that over the time of another; "memory of CONTENDER"; or a value that
-    the row's function returns. A ratio is in times, other limits in `unit`. With `peak`, the FMA peak of a core in
-    FLOP/s that a time limit was set for, the limit is scaled to the measured one.
-    """
-
-    what: str
+    what: str  # a contender, for its time; "memory of CONTENDER"; or a value that the row's function returns
     sense: Literal[">=", "<="]
     limit: float
-    over: str | None = None
+    over: str | None = None  # a contender whose time is the unit
     unit: Unit = "s"
-    peak: float | None = None
+    peak: float | None = None  # FLOP/s of a core that a time limit was set for: it is scaled to the measured ones
 
     def judge(self, values: Mapping[str, float], failed: Mapping[str, str], flops_per_core: float) -> dict[str, Any]:
         """The bar in words, what was measured, and the verdict.
@@ -41,7 +35,7 @@ class Bar:
             text += f" ({self._shown(self.limit)} at {self.peak / 1e9:g} GFLOP/s a core)"
         missing = [name for name in names if name not in values]
         if missing:
-            ours = any(_is_fastlin(name) and name in failed for name in missing)
+            ours = any(name in failed and name.startswith("fastlin") for name in missing)
             return {"bar": text, "value": None, "limit": limit, "verdict": "misses" if ours else "not measured"}
         value = values[self.what] / (values[self.over] if self.over else 1.0)
         met = value >= limit if self.sense == ">=" else value <= limit
@@ -53,16 +47,9 @@ class Bar:
         return in_units(value) if self.unit == "s" else f"{value / 1e6:.3g} MB"
 
     def line(self, judged: Mapping[str, Any]) -> str:
-        """A judged bar as text."""
         found = "" if judged["value"] is None else f", got {self._shown(judged['value'])}"
         return f"bar {judged['bar']}{found}: {judged['verdict']}"
 
 
-def _is_fastlin(name: str) -> bool:
-    name = name.removeprefix("memory of ")
-    return name.startswith(KINDS) and parse(name).kind == "fastlin"
-
-
 def faster_than(peer: str, times: float, ours: str = "fastlin") -> Bar:
-    """The peer takes that many times as long, or more."""
     return Bar(peer, ">=", times, ours)

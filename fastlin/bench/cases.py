@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fastlin import validation
+
 Loss = Callable[..., Tensor]
 """A loss () or (R,) of the arguments of an op; of an op without loss, its result."""
 
 Step = Callable[[], tuple[Tensor, ...]]
 """What is timed: returns the loss and the gradients of all parameters, or the result of an op that has no loss."""
 
-ARGUMENTS = {
-    "prompt_loss": ("z", "q", "y", "task", "p", "W", "v"),
-    "stack_loss": ("z", "q", "y", "task", "p", "A", "C", "h"),
-    "gram_loss": ("G", "q", "y", "task", "p", "W", "v"),
-    "gram_stack_loss": ("G", "q", "y", "task", "p", "A", "C", "h"),
-    "predict": ("z", "q", "task", "p", "W", "v"),
-    "stack_predict": ("z", "q", "task", "p", "A", "C", "h"),
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **{name: (*op.data, *op.parameters) for name, op in validation.OPS.items() if op.data},
     "gram": ("z", "p", "task"),
 }
 """Arguments of the ops that are given their data, in order."""
@@ -47,80 +44,60 @@ class CaseShape:
 
     @property
     def layers(self) -> int:
-        """L of a stack, else 1."""
         return self.L if "stack" in self.op else 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: data by name, of z (B, n, m) or G (B, m, m), q (B, m), y (B,) and task (B,), and parameters.
-
-    The parameters require grad where the op has a loss.
-    """
+    """One problem: its data and parameters by name."""
 
     shape: CaseShape
-    data: dict[str, Tensor]
-    parameters: dict[str, Tensor]
+    data: dict[str, Tensor]  # of z (B, n, m) or G (B, m, m), q (B, m), y (B,) and task (B,)
+    parameters: dict[str, Tensor]  # require grad where the op has a loss
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        """Data and parameters in the order of the op."""
         values = {**self.data, **self.parameters}
         return tuple(values[name] for name in ARGUMENTS[self.shape.op])
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of what a step returns."""
         if "y" not in self.data:
             return ("result",)
         return ("loss", *(f"d{name}" for name in self.parameters))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of everything but the tasks."""
         return next(iter(self.data.values())).dtype
 
     def to(self, dtype: torch.dtype) -> Case:
-        """The same numbers in another precision."""
         data = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()}
         parameters = {name: x.detach().to(dtype).requires_grad_(x.requires_grad) for name, x in self.parameters.items()}
         return replace(self, data=data, parameters=parameters)
 
     def head(self, count: int) -> Case:
-        """The first sequences."""
         data = {name: x[:count] for name, x in self.data.items()}
         return replace(self, shape=replace(self.shape, B=min(count, self.shape.B)), data=data)
 
     def step(self, loss: Loss) -> Step:
         """The loss, then torch.autograd.grad of it, summed over trials, for every parameter; else the result."""
         arguments, leaves = self.arguments, tuple(self.parameters.values())
-        if "y" not in self.data:
+        has_loss, has_trials = "y" in self.data, self.shape.R is not None
 
-            def call() -> tuple[Tensor, ...]:
-                return (loss(*arguments),)
-
-        elif self.shape.R is None:
-
-            def call() -> tuple[Tensor, ...]:
-                value = loss(*arguments)
-                return (value, *torch.autograd.grad(value, leaves))
-
-        else:
-
-            def call() -> tuple[Tensor, ...]:
-                value = loss(*arguments)
-                return (value, *torch.autograd.grad(value.sum(), leaves))
+        def call() -> tuple[Tensor, ...]:
+            value = loss(*arguments)
+            if not has_loss:
+                return (value,)
+            return (value, *torch.autograd.grad(value.sum() if has_trials else value, leaves))
 
         return call
 
 
 def make(shape: CaseShape, seed: int = 0, device: torch.device | str = "cpu") -> Case:
-    """A random float32 problem whose predictions are of order one, the same numbers on every device.
-
-    G is about (n + t) I, so W has entries of order 1 / ((n + t) m), and A and C are such that A G C is about half as
-    large as I: through more, a stack would magnify rounding errors with every layer. Beyond three layers it is smaller
-    in proportion, so that G grows by the same factor through any stack.
-    """
+    """A random float32 problem whose predictions are of order one, the same numbers on every device."""
+    # G is about (n + t) I, so W has entries of order 1 / ((n + t) m), and A and C are such that A G C is about half as
+    # large as I: through more, a stack would magnify rounding errors with every layer. Beyond three layers it is
+    # smaller in proportion, so that G grows by the same factor through any stack.
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes: int, size: float = 1.0) -> Tensor:

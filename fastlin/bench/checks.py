@@ -44,11 +44,9 @@ class Gate:
 
     @classmethod
     def of(cls, case: Case, scores: int = AFFORDABLE_SCORES) -> Gate:
-        """Ask the reference.
-
-        Where it would take minutes it sees the first sequences only, and eager in float64, which must agree with it
-        there, tells the truth about all.
-        """
+        """Ask the reference."""
+        # Where it would take minutes it sees the first sequences only, and eager in float64, which must agree with it
+        # there, tells the truth about all.
         shape, double = case.shape, case.to(torch.float64)
         count = affordable_batch(shape, scores)
         eager, reference = peers.op(shape.op, "eager"), peers.literal(shape.op)

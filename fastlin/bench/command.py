@@ -20,7 +20,6 @@ _SIZES = {
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser's."""
     command = commands.add_parser(
         "bench",
         help="what the ops cost, against what one would write instead and against the machine's limits",
@@ -73,7 +72,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Names, what they measure, and whether they are long; the points of a curve on one line."""
     import torch
 
     from fastlin.bench import rows
@@ -99,7 +97,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     from fastlin import plots
-    from fastlin._files import replacing
+    from fastlin._files import write_text
     from fastlin.bench import gpu, run, table
 
     for path in (options.json, options.csv):
@@ -119,8 +117,7 @@ def _measure(options: argparse.Namespace) -> int:
     for path, form in files:
         if path is not None:
             text = json.dumps(record, indent=1, allow_nan=False) + "\n" if form == "json" else table.as_csv(record)
-            with replacing(path) as temporary:
-                temporary.write_text(text)
+            write_text(path, text)
     if options.out is not None:
         print(*plots.bench(options.out), sep="\n", file=sys.stderr)
     return int(run.wrong(record))
@@ -134,7 +131,6 @@ def _show(text: str) -> None:
 
 
 def _rows(options: argparse.Namespace) -> list[Any]:
-    """The rows of the default run, of some names, or of the sizes that were asked for."""
     from dataclasses import replace
 
     import torch

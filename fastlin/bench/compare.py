@@ -48,10 +48,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
 
 
 def _ratios(record: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-    """Times of eager forms over those of fastlin, by case, fastlin's backend and form.
-
-    A curve may have a case of the table once more, timed for less long: the first one counts.
-    """
+    """Times of eager forms over those of fastlin, by case, fastlin's backend and form."""
+    # A curve may have a case of the table once more, timed for less long: the first one counts.
     found: dict[tuple[str, str, str], float] = {}
     for case in record["cases"]:
         medians = {entry["label"]: entry["median"] for entry in case["contenders"] if parse(entry["label"]).plain}
@@ -63,7 +61,6 @@ def _ratios(record: dict[str, Any]) -> dict[tuple[str, str, str], float]:
 
 
 def as_text(found: list[Change], tolerance: float) -> str:
-    """The ratios by case, cases that lost most first, and a verdict."""
     worst: dict[str, float] = {}
     for change in found:
         share = (change.after or 0.0) / change.before

@@ -96,12 +96,10 @@ class BenchProblem:
             raise SkippedError(f"{error}; pip install jax") from None
 
     def check(self, text: str, call: Call) -> dict[str, float]:
-        """Errors by tensor, or WrongResultError.
-
-        On given data they are those against the reference, in float64. Contenders that draw other numbers are checked
-        by what does not depend on them: the op against eager on the data that it drew, in float64, and a peer's mean
-        loss over calls against the op's, in standard errors.
-        """
+        """Errors by tensor, or WrongResultError."""
+        # On given data they are those against the reference, in float64. Contenders that draw other numbers are checked
+        # by what does not depend on them: the op against eager on the data that it drew, in float64, and a peer's mean
+        # loss over calls against the op's, in standard errors.
         label = parse(text)
         problem = self._variant(label)
         if not label.has_results:
@@ -116,12 +114,10 @@ class BenchProblem:
         return {}
 
     def steps(self, text: str) -> int:
-        """Steps that one call makes."""
         return jax_peers.STEPS if self._drawn and parse(text).kind == "jax" else 1
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The parameters that contenders in torch derive by."""
         return list((self._parameters if self._drawn else self._case.parameters).values())
 
     def _variant(self, label: Label) -> BenchProblem:
@@ -194,10 +190,8 @@ class BenchProblem:
         return lambda case: case.step(loss)
 
     def _fresh(self, of_case: Callable[[Case], Call]) -> Call:
-        """Calls on copies of the tokens, one after the other: twice what all caches hold, and one more.
-
-        Each thread may have a last level of its own, and Linux does not report it everywhere.
-        """
+        """Calls on copies of the tokens, one after the other: twice what all caches hold, and one more."""
+        # Each thread may have a last level of its own, and Linux does not report it everywhere.
         z = self._case.data["z"]
         caches = torch.get_num_threads() * max(last_level_cache(), _LEAST_CACHE)
         copies = 1 + math.ceil(2 * caches / z.nbytes)
@@ -222,5 +216,4 @@ def _autograd(case: Case) -> Call:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A result as a tensor, of torch, numpy or JAX."""
     return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,33 +34,23 @@ FIGURE = "2d"
 TRIALS, STEPS, BATCH, RECORDS = 50, 20_000, 8192, 100
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Something that trains: a call makes `steps` steps of `trials` trials at once."""
-
-    call: Call
-    trials: int
-    steps: int
-
-
 def measure(row: Row, quick: bool) -> dict[str, Any]:
     """Time stretches of fastlin's loop and of its peers'; state a cell and a figure at their pace."""
     lengths = settings.load(PANELS[FIGURE].setting).context_lengths
     cells = len(PANELS[FIGURE].series) * len(lengths)
     steps, batch = (2, 64) if quick else (STEPS // RECORDS // 2, BATCH)
     shape = CaseShape("sampled_loss", B=batch, n=round(statistics.fmean(lengths)), R=TRIALS)
-    stretches: dict[str, Stretch] = {}
+    stretches: dict[str, tuple[Contender, int]] = {}  # with its trials at once
     skipped: dict[str, str] = {}
     wrong: dict[str, str] = {}
     for label in row.labels:
         with noting_failure(label, skipped, wrong):
-            stretches[label] = fastlin_stretch(shape, steps) if label == "fastlin" else _peer(shape, label)
+            stretches[label] = _peer(shape, label) if label != "fastlin" else (_checked_loop(shape, steps), TRIALS)
     entries = []
-    contenders = [Contender(label, one.call, steps=one.steps) for label, one in stretches.items()]
-    for label, timing in timed(contenders, 0.0 if quick else 0.15).items():
-        one = stretches[label]
-        seconds = timing.median * STEPS * TRIALS / one.trials
-        about = {"label": label, "trials": one.trials, "steps": one.steps}
+    for label, timing in timed([one for one, _ in stretches.values()], 0.0 if quick else 0.15).items():
+        contender, trials = stretches[label]
+        seconds = timing.median * STEPS * TRIALS / trials
+        about = {"label": label, "trials": trials, "steps": contender.steps}
         entries.append({**about, **summary(timing), "cell": seconds, "figure": cells * seconds})
     ours = next((entry["cell"] for entry in entries if entry["label"] == "fastlin"), None)
     for entry in entries:
@@ -91,20 +81,18 @@ def _lines(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def cell(row: Row, quick: bool) -> dict[str, Any]:
-    """The time of a cell of n = 20, from stretches of the loop, beside its kernel and optimiser alone, and eager.
-
-    A stretch has its share of what the loop does besides: records with the exact risk, the check of the loss,
-    schedules. Peers train one trial: they would run the cell's trials one after the other.
-    """
+    """The time of a cell of n = 20, from stretches of the loop, beside its kernel and optimiser alone, and eager."""
+    # A stretch has its share of what the loop does besides: records with the exact risk, the check of the loss,
+    # schedules. Peers train one trial: they would run the cell's trials one after the other.
     steps, batch = (4, 64) if quick else (STEPS // RECORDS, BATCH)
     shape = CaseShape("sampled_loss", B=batch, n=20, R=TRIALS)
     training = cell_config(shape, steps)
     try:
-        check_loop(training, loop(training), steps)
+        checked = _checked_loop(shape, steps)
     except WrongResultError as error:
         return {"lines": [], "values": {}, "wrong": {"fastlin": str(error)}}
     contenders = [
-        Contender("fastlin", lambda: loop(training), steps=steps),
+        checked,
         Contender("kernel and optimiser", bare(training, steps), steps=steps),
         Contender("eager@trial", _one_trial(shape, peers.of_form("sampled_loss", "", False))),
         Contender("reference@trial", _one_trial(shape, peers.literal("prompt_loss"))),
@@ -124,25 +112,21 @@ def _one_trial(shape: CaseShape, loss: Loss) -> Call:
 
 
 def long_time(seconds: float) -> str:
-    """A time of seconds to days, with three digits."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
 
 
-def fastlin_stretch(shape: CaseShape, steps: int) -> Stretch:
-    """A stretch of fastlin's own loop, checked against plain torch on the ops."""
+def _checked_loop(shape: CaseShape, steps: int) -> Contender:
     training = cell_config(shape, steps)
     check_loop(training, loop(training), steps)
-    return Stretch(lambda: [loop(training)], shape.R or 1, steps)
+    return Contender("fastlin", lambda: loop(training), steps=steps)
 
 
 def cell_config(shape: CaseShape, steps: int) -> RunConfig:
-    """The cell in the regime `joint`, with the values that the paper states, and as many steps.
-
-    It ends with one record, which has the exact risk: a stretch of a hundredth of the cell has its share of records.
-    """
+    """The cell in the regime `joint`, with the values that the paper states, and as many steps."""
+    # It ends with one record, which has the exact risk: a stretch of a hundredth of the cell has its share of records.
     options: dict[str, Any] = {"steps": steps, "batch": shape.B, "trials": shape.R or 1, "records": 1}
     start: dict[str, Any] = {"start_attention": 0.01, "start_heads": 0.01}
     return RunConfig.resolve(sampled_peers.source(shape), "joint", shape.n, preset="paper", **start, **options)
@@ -194,7 +178,6 @@ def check_loop(training: RunConfig, made: Loop, steps: int) -> None:
 
 
 def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor]) -> Call:
-    """A training step in torch: fresh data, loss and gradients, then Adam."""
     optimiser = torch.optim.Adam(leaves, lr=1e-3, fused=True)
 
     def call() -> tuple[Tensor, ...]:
@@ -207,7 +190,7 @@ def training_step(draw_and_derive: Callable[[], tuple[Tensor, ...]], leaves: lis
     return call
 
 
-def _peer(shape: CaseShape, label: str) -> Stretch:
+def _peer(shape: CaseShape, label: str) -> tuple[Contender, int]:
     """A peer's stretch, when its typical loss is that of the op: one trial for `@trial`, else all."""
     alone = "trial" in parse(label).flags
     problem = BenchProblem(replace(shape, R=None) if alone else shape, torch.float32)
@@ -215,6 +198,6 @@ def _peer(shape: CaseShape, label: str) -> Stretch:
     if parse(label).kind == "jax":
         train = jax_peers.training(shape, parameters_of(shape))
         problem.check(label, lambda: train(0.0))
-        return Stretch(lambda: train(1e-3), shape.R or 1, jax_peers.STEPS)
+        return Contender(label, lambda: train(1e-3), steps=jax_peers.STEPS), shape.R or 1
     problem.check(label, step)
-    return Stretch(training_step(step, problem.leaves), 1 if alone else shape.R or 1, 1)
+    return Contender(label, training_step(step, problem.leaves)), 1 if alone else shape.R or 1

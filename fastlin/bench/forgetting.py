@@ -79,10 +79,8 @@ def eager(form: Form, shots: tuple[int, ...], steps: int, theta: Tensor | None) 
 
 
 def ours(steps: int) -> tuple[float, float]:
-    """Seconds of a step of pretraining, and of the eight fine-tunings together, for all seeds.
-
-    Two lengths of a run, and their difference, leave out what a run does once.
-    """
+    """Seconds of a step of pretraining, and of the eight fine-tunings together, for all seeds."""
+    # Two lengths of a run, and their difference, leave out what a run does once.
     options: dict[str, Any] = {"trials": SEEDS, "batch": BATCH, "records": 1, "progress": False}
     shots, spent = _SETTING.shots, []
     for length in (2, steps, 3 * steps):  # the first loads what is loaded once

@@ -57,7 +57,6 @@ def query_row_in_parts(z: Any, q: Any, task: Any, p: Any, W: Any, v: Any) -> Any
 
 
 def gram(z: Any, p: Any, task: Any) -> Any:
-    """Gram matrices (B, m, m) of the prompted tokens."""
     prompt = p[task]
     return z.swapaxes(1, 2) @ z + prompt.swapaxes(1, 2) @ prompt
 
@@ -70,7 +69,6 @@ def of_gram(G: Any, q: Any, task: Any, p: Any, W: Any, v: Any) -> Any:
 
 
 def gram_layer(z: Any, q: Any, task: Any, p: Any, W: Any, v: Any) -> Any:
-    """One layer that forms the Gram matrices."""
     return of_gram(z.swapaxes(1, 2) @ z, q, task, p, W, v)
 
 
@@ -88,7 +86,6 @@ def stack_of_gram(G: Any, q: Any, task: Any, p: Any, A: Any, C: Any, h: Any) -> 
 
 
 def gram_stack(z: Any, q: Any, task: Any, p: Any, A: Any, C: Any, h: Any) -> Any:
-    """A stack that forms the Gram matrices."""
     return stack_of_gram(z.swapaxes(1, 2) @ z, q, task, p, A, C, h)
 
 

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from fastlin import _info
-from fastlin.bench.machine import Limits
+from fastlin.bench.machine import Device, Limits
 from fastlin.bench.timing import Contender, Stopwatch, interleave, summary, warm
 
 QUEUE_SECONDS = 2e-3
 """What is in the queue before a timed call, so that its launches, 0.5 ms of eager's, come before the GPU wants them."""
-
-
 CALLS_IN_A_ROW = 20
 _ROUNDS = 15
 
@@ -40,21 +38,18 @@ def why_not() -> str | None:
 
 @dataclass
 class GpuLimits(Limits):
-    """Limits of a GPU: those that its clocks and widths say, or where torch does not tell them, what was measured.
-
-    `reached` are what torch.mm in float32 and z.sum() reached in this run.
-    """
+    """Limits of a GPU: those that its clocks and widths say, or where torch does not tell them, what was measured."""
 
     bandwidth_source: str = ""
-    reached_flops: float = 0.0
-    reached_bandwidth: float = 0.0
+    reached_flops: float = 0.0  # by torch.mm in float32, in this run
+    reached_bandwidth: float = 0.0  # by z.sum()
 
     def again(self, repeats: int) -> None:
         """A GPU that nobody else uses is not measured again."""
 
 
-class GpuDevice:
-    """A GPU, as `run` wants a device. Times are between CUDA events, in two states.
+class GpuDevice(Device):
+    """A GPU. Times are between CUDA events, in two states.
 
     cold: nothing of the case in L2, and a full queue: the time of the GPU, whatever the launches take.
     warm: calls in a row, as a training loop makes them, their launches included.
@@ -69,7 +64,6 @@ class GpuDevice:
         self.make_cold: Callable[[], None] = ColdL2(l2_bytes(), self._limits.bandwidth)
 
     def describe(self, threads: int) -> dict[str, Any]:
-        """Device, driver, versions, and what was built."""
         info, properties = _info.info(), torch.cuda.get_device_properties()
         cuda = info["cuda"]
         return {
@@ -91,7 +85,6 @@ class GpuDevice:
         return replace(self._limits, threads=threads, dtype=dtype)
 
     def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:
-        """Cold times, and the median of warm ones."""
         if not contenders:
             return {}
         rounds = _ROUNDS if seconds else 2
@@ -103,12 +96,10 @@ class GpuDevice:
 
 
 def l2_bytes() -> int:
-    """Of the current device."""
     return int(torch.cuda.get_device_properties().L2_cache_size)
 
 
 def measure() -> GpuLimits:
-    """The limits of the current device."""
     properties = torch.cuda.get_device_properties()
     a, x = torch.ones(4096, 4096, device="cuda"), torch.ones(1 << 28, device="cuda")
     reached_flops = 2.0 * 4096**3 / _best(lambda: a @ a)
@@ -137,7 +128,6 @@ def published(properties: Any) -> tuple[float | None, float | None]:
 
 
 def event_clock(call: Callable[[], object], calls: int) -> float:
-    """The `Stopwatch` of a GPU: between two events on the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(calls):
@@ -155,7 +145,6 @@ class ColdL2:
         self.passes = math.ceil(QUEUE_SECONDS * bandwidth / self.buffer.nbytes)
 
     def __call__(self) -> None:
-        """Enqueue the passes over the buffer."""
         for _ in range(self.passes):
             self.buffer.zero_()
 

@@ -48,8 +48,7 @@ class Label:
     threads: int | None = None
     n: int | None = None
     K: int | None = None
-    plain: bool = True
-    """Whether the label has no modifier."""
+    plain: bool = True  # whether the label has no modifier
 
     @property
     def has_results(self) -> bool:

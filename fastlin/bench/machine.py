@@ -7,6 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -24,15 +25,12 @@ _LONG_ENOUGH = 0.05
 
 @dataclass
 class Limits:
-    """What the machine can do at most: the best that was seen so far.
-
-    `flops` are operations a second of all `threads`, a multiply-add is two; `bandwidth` is what z.sum() reads a second.
-    """
+    """What the machine can do at most: the best that was seen so far."""
 
     threads: int
-    flops: float
+    flops: float  # operations a second of all threads; a multiply-add is two
     flops_source: str
-    bandwidth: float
+    bandwidth: float  # bytes a second that z.sum() reads
     dtype: str = "float32"
 
     @property
@@ -70,21 +68,16 @@ def _fma_chains(chains: Callable[[int], float], threads: int, repeats: int) -> f
 def _together(work: Callable[[], float], threads: int) -> float:
     """Sum of what `work` returns on each thread, over the time from the first start to the last end."""
     barrier = threading.Barrier(threads)
-    spans: list[tuple[float, float, float]] = []
 
-    def run() -> None:
+    def run(_: int) -> tuple[float, float, float]:
         barrier.wait()
         start = time.perf_counter()
         done = work()
-        spans.append((start, time.perf_counter(), done))
+        return start, time.perf_counter(), done
 
-    workers = [threading.Thread(target=run) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = max(end for _, end, _ in spans) - min(start for start, _, _ in spans)
-    return sum(done for _, _, done in spans) / seconds
+    with ThreadPoolExecutor(threads) as pool:
+        starts, ends, done = zip(*pool.map(run, range(threads)), strict=True)
+    return float(sum(done) / (max(ends) - min(starts)))
 
 
 def _product(repeats: int, dtype: str) -> float:
@@ -98,15 +91,25 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class CpuDevice:
-    """The CPU, as `run` wants a device: what it is, its limits, and how time is taken."""
+class Device:
+    """What contenders run on, here the CPU: what it is, its limits, and how time is taken."""
 
     torch = "cpu"
-    probes = True
-    """Whether first calls and memory are measured, in processes of their own."""
+    probes = True  # whether first calls and memory are measured, in processes of their own
 
     def describe(self, threads: int) -> dict[str, Any]:
-        return describe(threads)
+        info = _info.info()
+        return {
+            "machine": f"{platform.system()} {platform.machine()}",
+            "cpu": _cpu_name(),
+            "cores": available_cores(),
+            "load": os.getloadavg()[0],
+            "threads": threads,
+            "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+            "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
+            "instruction_set": info["instruction_set"],
+            "extension": info["extension"],
+        }
 
     def limits(self, threads: int, repeats: int, dtype: str) -> Limits:
         return measure(threads, repeats, dtype)
@@ -115,24 +118,7 @@ class CpuDevice:
         return {label: summary(timing) for label, timing in timed(contenders, seconds).items()}
 
 
-def describe(threads: int) -> dict[str, Any]:
-    """Machine, versions, and how fastlin was built."""
-    info = _info.info()
-    return {
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": available_cores(),
-        "load": os.getloadavg()[0],
-        "threads": threads,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-        "versions": {**info["versions"], **({"jax": version("jax")} if find_spec("jax") else {})},
-        "instruction_set": info["instruction_set"],
-        "extension": info["extension"],
-    }
-
-
 def available_cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

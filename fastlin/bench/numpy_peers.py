@@ -18,7 +18,6 @@ OPS = ("prompt_loss", "predict", "gram")
 
 
 def given(case: Case) -> Callable[[], tuple[Array, ...]]:
-    """The query's row with gradients by hand, or the result."""
     op = case.shape.op
     values = [x.detach().numpy() for x in case.arguments]
     if op == "prompt_loss":

@@ -16,7 +16,6 @@ from fastlin.ops import api, sampled
 
 
 def public(name: str) -> Any:
-    """The op of that name."""
     return getattr(sampled if name in SAMPLED else api, name)
 
 

@@ -19,7 +19,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -27,27 +26,22 @@ import torch
 from fastlin.bench.cases import CaseShape
 from fastlin.bench.contenders import BenchProblem, Call
 
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Probe:
-    """A process that measures contenders, each in a fork of its own; what they compile is removed with it.
-
-    The folder of what torch.compile wrote can be used while the probe is there: what was compiled once is found in it.
-    """
+    """A process that measures contenders, each in a fork of its own; what they compile is removed with it."""
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="fastlin-bench-", ignore_cleanup_errors=True)
-        self.cache = Path(self._folder.name)
-        environment = {
-            **os.environ,
-            # A fixed threshold: glibc would raise it as blocks are freed, and keep later ones resident for reuse.
-            "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.cache),
-        }
+        # Here too: torch.compile finds what it compiled in the probe, where the compilation was timed.
+        self._before = os.environ.get(_CACHE)
+        os.environ[_CACHE] = self._folder.name
+        # A fixed threshold: glibc would raise it as blocks are freed, and keep later ones resident for reuse.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fastlin.bench.probe"],
-            env=environment,
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 17)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -55,8 +49,12 @@ class Probe:
         )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.communicate()
+        if self._before is None:
+            del os.environ[_CACHE]
+        else:
+            os.environ[_CACHE] = self._before
         self._folder.cleanup()
 
     def measure(self, shape: CaseShape, label: str, dtype: str, threads: int) -> dict[str, Any]:
@@ -79,7 +77,6 @@ class Probe:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request, measured in this process."""
     torch.set_num_threads(request["threads"])
     problem = BenchProblem(CaseShape(**request["shape"]), getattr(torch, request["dtype"]))
     call = problem.build(request["label"])
@@ -103,7 +100,6 @@ def growth(call: Call) -> int | None:
 
 
 def _status(field: str) -> int:
-    """Bytes that a field of /proc/self/status says."""
     found = [line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
     return 1024 * int(found[0].split()[1])
 

@@ -87,7 +87,6 @@ class Group:
         )
 
     def ask(self, name: str) -> dict[str, float]:
-        """A stretch of a case."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(name, file=self._process.stdin, flush=True)
@@ -95,12 +94,10 @@ class Group:
         return found
 
     def end(self) -> None:
-        """Let them go."""
         self._process.communicate()
 
 
 def stretches(sizes: Sequence[int], rounds: int) -> Table:
-    """Stretches of each case by each number of processes, in every round."""
     groups = {size: Group(size) for size in sizes}
     table: Table = {name: {size: [] for size in sizes} for name in CASES}
     try:

@@ -21,25 +21,22 @@ from fastlin.bench.labels import parse
 class Row:
     """One case: an op at a shape, in a precision, on some threads; or a function that measures something else.
 
-    A row without a shape is a function: `function` is MODULE.NAME in fastlin.bench, called with the row and `quick`. It
-    returns a dict of plain data: "lines" of text, "values" by name, which bars refer to, and "wrong" and "skipped" as a
-    case has them; `about` says what it measures. Points of a curve share a name and an `axis`: "B", "n", "m", "d", "L",
-    "R" or "threads". A `long` row runs only by name or with `--long`. Threads None are those of the run. Of a
-    `memory_only` row, one call's memory is measured, in a process of its own, and no time.
+    A function is called with the row and `quick`. It returns a dict of plain data: "lines" of text, "values" by name,
+    which bars refer to, and "wrong" and "skipped" as a case has them.
     """
 
-    name: str
-    shape: CaseShape | None
+    name: str  # points of a curve share it
+    shape: CaseShape | None  # None for a function
     labels: tuple[str, ...] = ("fastlin",)
     bars: tuple[Bar, ...] = ()
     dtype: str = "float32"
-    threads: int | None = None
-    axis: str | None = None
+    threads: int | None = None  # None are those of the run
+    axis: str | None = None  # of a curve: "B", "n", "m", "d", "L", "R" or "threads"
     device: str = "cpu"
-    long: bool = False
-    memory_only: bool = False
-    function: str | None = None
-    about: str = ""
+    long: bool = False  # runs only by name or with `--long`
+    memory_only: bool = False  # one call's memory is measured, in a process of its own, and no time
+    function: str | None = None  # MODULE.NAME in fastlin.bench
+    about: str = ""  # what the function measures
 
     def __post_init__(self) -> None:
         for label in self.labels:
@@ -51,7 +48,6 @@ class Row:
 
     @property
     def sizes(self) -> str:
-        """Op, sizes and dtype."""
         shape = self.shape
         if shape is None:
             return self.about
@@ -101,17 +97,13 @@ def _near_reading(times: float, modifier: str = "") -> Bar:
     return Bar(f"fastlin{modifier}", "<=", times, f"read{modifier}")
 
 
-def _width(m: int) -> Row:
-    limit = faster_than("eager", 5 if m <= 65 else 2)
-    return _case("widths", "fastlin eager eager-product", limit, axis="m", m=m, long=True)
-
-
 WIDTHS = (
     *(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 21, 22, 24, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),
     *(96, 127, 128, 129, 192, 255, 256, 257),
 )
 PEAK = 100e9  # FLOP/s of a core, for which the time bars were set
 _FEW = "fastlin eager eager-gram"
+_WIDE = "fastlin eager eager-product"
 _THREADS = "fastlin@threads=1 fastlin@threads=2"
 _TRAINERS = "fastlin eager@trial vmap-gram compile-gram jax-gram"
 _CELL = (Bar("fastlin", "<=", 150.0, peak=PEAK), Bar("fastlin", "<=", 1.1, "kernel and optimiser"))
@@ -133,7 +125,7 @@ CPU: tuple[Row, ...] = (
         faster_than("compile@fresh", 8, "fastlin@fresh"),
         _near_reading(3, "@fresh"),
     ),
-    _case("loss-10", "fastlin eager eager-product", faster_than("eager", 15), n=10),
+    _case("loss-10", _WIDE, faster_than("eager", 15), n=10),
     _case("loss-200", f"{_FEW} eager-product read", faster_than("eager", 25), _near_reading(2), n=200),
     _case("loss-800", "fastlin read", _near_reading(2), n=800, long=True),
     _case("trials", "fastlin vmap-gram jax-gram", Bar("fastlin", "<=", 4.5e-3, peak=PEAK), R=50),
@@ -168,7 +160,7 @@ CPU: tuple[Row, ...] = (
     *_curve("d", _FEW, (2, 5, 10, 20, 40, 80), B=2048),
     *_curve("L", _FEW, (2, 4, 8), op="stack_loss", B=512),
     *_curve("R", "fastlin vmap-gram", (1, 4, 16, 64), B=2048),
-    *(_width(m) for m in WIDTHS),
+    *(_case("widths", _WIDE, faster_than("eager", 5 if m <= 65 else 2), axis="m", m=m, long=True) for m in WIDTHS),
     _function("normals", "normals.measure", "a random normal on one core", Bar("fastlin", "<=", 1.2e-9)),
     _function(
         "training", "end_to_end.measure", "training at the paper's scale: a cell, and figure 2d", labels=_TRAINERS
@@ -210,7 +202,6 @@ def default(threads: int, device: str = "cpu", *, long: bool = False) -> list[Ro
 
 
 def every(threads: int, device: str) -> list[Row]:
-    """The table of a device, with the curve over its threads."""
     if device != "cpu":
         return list(CUDA)
     counts = sorted({threads, *(1 << i for i in range(threads.bit_length()) if 1 << i <= threads)})
@@ -218,7 +209,6 @@ def every(threads: int, device: str) -> list[Row]:
 
 
 def named(names: Iterable[str], threads: int, device: str) -> list[Row]:
-    """The rows of these names, in the order of the table."""
     rows = every(threads, device)
     there = list(dict.fromkeys(row.name for row in rows))
     wanted = {choice("--rows", name, there) for name in names}

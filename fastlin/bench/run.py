@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fastlin.bench import checks, work
 from fastlin.bench.contenders import BenchProblem, SkippedError, noting_failure
 from fastlin.bench.labels import parse
-from fastlin.bench.machine import CpuDevice, Limits
+from fastlin.bench.machine import Device, Limits
 from fastlin.bench.probe import Probe
 from fastlin.bench.rows import Row
 from fastlin.bench.timing import Contender
@@ -25,31 +24,14 @@ from fastlin.bench.timing import Contender
 FORMAT = 2
 
 
-class Device(Protocol):
-    """What contenders run on: `machine.CpuDevice` or `gpu.GpuDevice`."""
-
-    torch: str
-    probes: bool
-
-    def describe(self, threads: int) -> dict[str, Any]: ...
-
-    def limits(self, threads: int, repeats: int, dtype: str) -> Limits: ...
-
-    def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]: ...
-
-
 @dataclass(frozen=True)
 class BenchEffort:
-    """How long things may take, with less at the points of a curve: two fifths of `seconds`, a twelfth of `scores`.
+    """How long things may take, with less at the points of a curve: two fifths of `seconds`, a twelfth of `scores`."""
 
-    A contender is timed for about `seconds`; `scores` is what the reference may do in a check; `repeats` are those of
-    the machine's limits; a `quick` run does as little as shows that it runs.
-    """
-
-    seconds: float = 0.15
-    scores: int = checks.AFFORDABLE_SCORES // 12
-    repeats: int = 3
-    quick: bool = False
+    seconds: float = 0.15  # for which a contender is timed
+    scores: int = checks.AFFORDABLE_SCORES // 12  # that the reference may form in a check
+    repeats: int = 3  # of the machine's limits
+    quick: bool = False  # as little as shows that it runs
 
 
 QUICK = BenchEffort(seconds=0.0, scores=checks.AFFORDABLE_SCORES // 1000, repeats=1, quick=True)
@@ -71,13 +53,13 @@ def run(
     record has machine, versions, limits, cases with every time, and what functions measured, by row; and the `command`
     that it was made with.
     """
-    device = device or CpuDevice()
+    device = device or Device()
     start, before = time.monotonic(), torch.get_num_threads()
     limits: dict[tuple[str, int], Limits] = {}
     cases: list[tuple[Row, dict[str, Any]]] = []
     others: dict[str, tuple[Row, dict[str, Any]]] = {}
     try:
-        with Probe() if probing and device.probes else nullcontext() as probe, _compiling_into(probe):
+        with Probe() if probing and device.probes else nullcontext() as probe:
             for i, row in enumerate(rows):
                 threads = row.threads or before
                 progress(f"{i + 1} of {len(rows)}: {row.name}: {row.title(threads)}")
@@ -118,22 +100,6 @@ def run(
 def wrong(record: dict[str, Any]) -> bool:
     """Whether a contender was not timed because its results were wrong."""
     return any(part["wrong"] for part in (*record["cases"], *record["others"].values()))
-
-
-@contextmanager
-def _compiling_into(probe: Probe | None) -> Iterator[None]:
-    """Let torch.compile find here what it compiled in the probe, where the compilation was timed."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    if probe is not None:
-        os.environ[name] = str(probe.cache)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 def _case(row: Row, threads: int, effort: BenchEffort, device: Device, probe: Probe | None) -> dict[str, Any]:
@@ -198,7 +164,6 @@ def _call(row: Row, effort: BenchEffort) -> dict[str, Any]:
 
 
 def _values(case: dict[str, Any]) -> dict[str, float]:
-    """The numbers that bars refer to."""
     times = {entry["label"]: entry["median"] for entry in case["contenders"]}
     memory = {f"memory of {entry['label']}": entry.get("memory") for entry in case["contenders"]}
     return {name: value for name, value in {**times, **memory}.items() if value is not None}

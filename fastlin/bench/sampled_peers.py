@@ -34,7 +34,6 @@ def source(shape: CaseShape) -> TaskMixture:
 
 
 def op(shape: CaseShape, parameters: dict[str, Tensor], backend: str) -> Step:
-    """The sampled op; every call is another step of the generator."""
     mix, leaves = source(shape), tuple(parameters.values())
     public = peers.public(shape.op)
     steps = iter(range(1 << 24))
@@ -82,10 +81,8 @@ def eager(
 def check_op(
     shape: CaseShape, backend: str, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> dict[str, float]:
-    """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws.
-
-    WrongResultError above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
-    """
+    """Relative error of the op's loss and gradients against eager, in float64, on the data that it draws."""
+    # WrongResultError above 1e-3: what the data lose in float32 is far below, what a wrong formula does far above.
     mix = source(shape)
     leaves = [x.detach().to(dtype).requires_grad_() for x in cases.parameters_of(shape, device).values()]
     truth_op = api.gram_stack_loss if shape.op == "sampled_stack_loss" else api.gram_loss
@@ -105,7 +102,6 @@ def check_op(
 
 
 def losses(call: Callable[[], Any], trials: int, calls: int) -> list[float]:
-    """The mean loss of a trial in each of some calls."""
     return [float(call()[0]) / trials for _ in range(calls)]
 
 

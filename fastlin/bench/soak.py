@@ -35,7 +35,6 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Of this process, from /proc."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
         return cls(pages * os.sysconf("SC_PAGE_SIZE"), threads, files)
@@ -43,17 +42,13 @@ class Usage:
 
 @dataclass
 class Watch:
-    """A constant schedule that looks at the process now and then, since the loop asks it in every step.
-
-    `seen` is from the end of the warm-up on.
-    """
+    """A constant schedule that looks at the process now and then, since the loop asks it in every step."""
 
     steps: int
-    seen: list[Usage] = field(default_factory=list)
+    seen: list[Usage] = field(default_factory=list)  # from the end of the warm-up on
     asked: int = 0
 
     def __call__(self, progress: float) -> float:
-        """The factor of the learning rate, 1."""
         self.asked += 1
         if progress >= _WARM_UP and self.asked % max(self.steps // _SAMPLES, 1) == 0:
             self.seen.append(Usage.now())
@@ -66,7 +61,6 @@ class Watch:
 
     @property
     def faults(self) -> list[str]:
-        """What has grown that must not."""
         first, last = self.seen[0], self.seen[-1]
         found = [
             f"{name} grew from {getattr(first, name)} to {getattr(last, name)}"

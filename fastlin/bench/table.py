@@ -29,7 +29,6 @@ _STATE = {
 
 
 def as_text(record: dict[str, Any]) -> str:
-    """Everything that people read of a record."""
     return "".join(f"{line}\n" for line in _lines(record))
 
 
@@ -86,7 +85,6 @@ def _contender(entry: dict[str, Any]) -> str:
 
 
 def _remarks(part: dict[str, Any]) -> Iterator[str]:
-    """Contenders that were left out, and bars."""
     for heading, found in (("not run", part["skipped"]), ("WRONG", part["wrong"])):
         for label, why in found.items():
             yield from _wrapped(f"{label} {heading}: {why}")
@@ -127,7 +125,6 @@ def _verdicts(record: dict[str, Any]) -> Iterator[str]:
 
 
 def as_csv(record: dict[str, Any]) -> str:
-    """One line for each case and contender."""
     shape = ("op", "B", "n", "m", "K", "t", "R", "L")
     numbers = (
         *("times_fastlin", "median", "spread", "gbs", "gflops", "of_peak", "of_bandwidth", "first_call", "memory"),

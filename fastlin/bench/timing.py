@@ -23,17 +23,14 @@ _FEWEST, _MOST = 3, 40  # runs of a contender in `timed`
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to time: `calls` in a row are timed as one, and a call makes `steps`; times are those of a step.
-
-    `before` runs before the timed section. It runs in every `every`-th round: slow ones run in fewer.
-    """
+    """Something to time. Times are those of a step."""
 
     name: str
     call: Callable[[], object]
-    before: Callable[[], object] | None = None
-    every: int = 1
-    calls: int = 1
-    steps: int = 1
+    before: Callable[[], object] | None = None  # runs before the timed section
+    every: int = 1  # it runs in every so many rounds: slow ones run in fewer
+    calls: int = 1  # in a row, timed as one
+    steps: int = 1  # that a call makes
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,10 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Median over rounds."""
         return statistics.median(self.seconds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """First and third quartile over rounds."""
         if len(self.seconds) < 2:
             return self.seconds[0], self.seconds[0]
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -57,7 +52,6 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Interquartile range over the median."""
         first, third = self.quartiles
         return (third - first) / self.median
 
@@ -96,17 +90,13 @@ def interleave(
 
 
 def wall_clock(call: Callable[[], object], calls: int) -> float:
-    """The `Stopwatch` of the CPU."""
-    if calls == 1:
-        start = time.perf_counter()
-        result = call()
-        elapsed = time.perf_counter() - start
-        del result  # what it holds is released after the clock has stopped
-        return elapsed
+    result: object = None
     start = time.perf_counter()
     for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
+        result = call()
+    elapsed = time.perf_counter() - start
+    del result  # what it holds is released after the clock has stopped
+    return elapsed / calls
 
 
 @contextmanager
@@ -122,11 +112,10 @@ def _no_collection() -> Iterator[None]:
 
 
 def timed(contenders: Sequence[Contender], seconds: float) -> dict[str, Timing]:
-    """Time contenders against each other, each for about that many seconds, between 3 and 40 times.
-
-    Short calls are timed in a row, for 10 ms, after as many that are not: so a loop calls them. On two cores the first
-    call after something else took 1.3 ms, the second 0.7 and the tenth 0.5 (prompt_loss with its gradients, n = 50).
-    """
+    """Time contenders against each other, each for about that many seconds, between 3 and 40 times."""
+    # Short calls are timed in a row, for 10 ms, after as many that are not: so a loop calls them. On two cores the
+    # first call after something else took 1.3 ms, the second 0.7 and the tenth 0.5 (prompt_loss with its gradients, n =
+    # 50).
     ready, runs = [], {}
     for contender in contenders:
         if contender.before is not None:
@@ -154,7 +143,6 @@ def warm(contender: Contender, calls: int) -> Callable[[], None]:
 
 
 def summary(timing: Timing) -> dict[str, Any]:
-    """Median, quartiles and the seconds of every round."""
     return {
         "median": timing.median,
         "quartiles": list(timing.quartiles),
@@ -164,7 +152,6 @@ def summary(timing: Timing) -> dict[str, Any]:
 
 
 def in_units(seconds: float) -> str:
-    """A time with three digits."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

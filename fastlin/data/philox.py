@@ -30,13 +30,18 @@ _LOW = 0xFFFFFFFF
 _LOW64, _HALF = np.uint64(_LOW), np.uint64(32)
 
 
-class Coordinates(TypedDict, total=False):
-    """Position in the generator, apart from row and column; `validate` gives an absent coordinate the value 0."""
+class Drawn(TypedDict, total=False):
+    """Which sequences are drawn; an absent one is 0."""
 
     seed: int
     step: int
     stream: int
     offset: int
+
+
+class Coordinates(Drawn, total=False):
+    """Position in the generator, apart from row and column; `validate` gives an absent coordinate the value 0."""
+
     block: int
 
 

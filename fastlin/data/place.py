@@ -59,7 +59,9 @@ class Place(NamedTuple):
         return Coordinates(seed=self.seed, step=self.step, stream=self.stream, offset=self.offset, block=block)
 
 
-def check_place(batch: int, n: int, seed: int, step: int, stream: int, offset: int) -> tuple[Place, int]:
+def check_place(
+    batch: int, n: int, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0
+) -> tuple[Place, int]:
     """The arguments that all samplers share, as Python integers: a place, and n."""
     limits = (
         ("n", n, MOST),

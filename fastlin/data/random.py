@@ -31,10 +31,7 @@ def uniform(rows: int, columns: int, *, dtype: torch.dtype = torch.float32, **at
 
 
 def normal(rows: int, columns: int, *, dtype: torch.dtype = torch.float32, **at: Unpack[Coordinates]) -> torch.Tensor:
-    """Standard normals (rows, columns), contiguous, on the CPU, from the words that `uniform` reads.
-
-    Draws 2i and 2i+1 give columns 2i and 2i+1, by Box-Muller.
-    """
+    """Standard normals (rows, columns), contiguous, on the CPU, from the words that `uniform` reads."""
     return _fill("fill_normal", philox.normals, rows, columns, dtype, at)
 
 
@@ -49,7 +46,6 @@ def chi(batch: int, freedom: Sequence[int], at: Coordinates) -> torch.Tensor:
 
 
 def _machine() -> dict[str, Any]:
-    """Instruction set and number of threads; the numbers drawn do not depend on the threads."""
     return {"instruction_set": _instruction_sets.instruction_set(), "threads": torch.get_num_threads()}
 
 

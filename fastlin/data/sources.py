@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett
 from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, described
+from fastlin.data.philox import Drawn
 from fastlin.data.place import (
     BETA,
     FEATURES,
@@ -40,25 +41,18 @@ from fastlin.data.rows import apply_factor, dot, factor, turned
 from fastlin.data.strata import balanced_tasks
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+Device = torch.device | str | None
 
 
 class Source(ABC):
-    """Base class of the task sources.
+    """Base class of the task sources."""
 
-    Attributes
-    ----------
-    d, m, K : int
-        Number of features; token width, d + 1 or, with bias, d + 2; number of tasks.
-    bias : bool
-        Whether tokens start with a constant one.
-    """
-
-    K = 1
+    K = 1  # number of tasks
 
     def __init__(self, d: int, bias: bool) -> None:
-        self.d = d
-        self.m = d + 1 + int(bias)
-        self.bias = bool(bias)
+        self.d = d  # number of features
+        self.m = d + 1 + int(bias)  # token width
+        self.bias = bool(bias)  # whether tokens start with a constant one
 
     def sample(
         self,
@@ -70,7 +64,7 @@ class Source(ABC):
         stream: int = 0,
         offset: int = 0,
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> Batch:
         """Draw tokens.
 
@@ -130,13 +124,7 @@ class Source(ABC):
 
 
 class LinearTasks(Source):
-    """Base class of the sources with linear labels, y = x'beta + noise.
-
-    Attributes
-    ----------
-    feature_cov : Tensor (d, d), float64
-    noise_std : float
-    """
+    """Base class of the sources with linear labels, y = x'beta + noise; features have covariance `feature_cov`."""
 
     def __init__(self, d: int, noise_std: float, feature_cov: Any, bias: bool) -> None:
         super().__init__(d, bias)
@@ -148,16 +136,7 @@ class LinearTasks(Source):
             self._feature_factor = factor(self.feature_cov).contiguous()
 
     def sample_gram(
-        self,
-        batch: int,
-        n: int,
-        *,
-        seed: int = 0,
-        step: int = 0,
-        stream: int = 0,
-        offset: int = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, batch: int, n: int, *, dtype: torch.dtype | None = None, device: Device = None, **place: Unpack[Drawn]
     ) -> Batch:
         """Gram matrices of sequences `offset` to `offset + batch`, drawn without their tokens.
 
@@ -179,10 +158,10 @@ class LinearTasks(Source):
         >>> G.shape
         torch.Size([8, 3, 3])
         """
-        draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
+        draw = self.draw(batch, n, **place)
         sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
         if draw is None or sampler is None:
-            drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
+            drawn = self._gram_in_torch(*check_place(batch, n, **place))
         else:
             drawn = sampler.sample(draw, True, kernel_dtype(_default(dtype)), _where(device))
         return _rounded(drawn, dtype, device)
@@ -431,11 +410,11 @@ def _default(dtype: torch.dtype | None) -> torch.dtype:
     return torch.get_default_dtype() if dtype is None else dtype
 
 
-def _where(device: torch.device | str | None) -> torch.device:
+def _where(device: Device) -> torch.device:
     return torch.get_default_device() if device is None else torch.device(device)
 
 
-def _rounded(batch: Batch, dtype: torch.dtype | None, device: torch.device | str | None) -> Batch:
+def _rounded(batch: Batch, dtype: torch.dtype | None, device: Device) -> Batch:
     """The batch in the caller's dtype and device; the task stays an integer."""
     dtype, device = _default(dtype), _where(device)
     first, q, y = (t.to(dtype=dtype, device=device) for t in batch[:3])

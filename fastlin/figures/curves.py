@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from fastlin import theory
 from fastlin._files import write_texts
 from fastlin._info import info
 from fastlin._tables import align, csv_text, number
+from fastlin._tables import as_json as as_json
 from fastlin._threads import one_thread
 from fastlin.data.sources import TaskMixture
 from fastlin.settings import Config
@@ -27,29 +26,11 @@ CURVES = {name: CLOSED_FORMS[name] for name in _ORDER}
 _LINE_POINTS = 150
 
 
-@dataclass(frozen=True)
-class Note:
-    """A footnote to a curve at context lengths n: values that are not attained, inaccurate or missing."""
-
-    curve: str
-    text: str
-    n: list[int]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Population losses of every curve, at context lengths n.
+def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> dict[str, Any]:
+    """Population losses of every curve, and notes on curves at some of the context lengths n.
 
     A loss is the infimum where no finite parameters attain it, and None where the closed form fails in float64.
     """
-
-    n: list[int]
-    losses: dict[str, list[float | None]]
-    notes: list[Note]
-
-
-def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
-    """Every curve at every context length."""
     losses: dict[str, list[float | None]] = {key: [] for key in CURVES}
     notes: dict[tuple[str, str], list[int]] = {}
     with one_thread():
@@ -59,7 +40,8 @@ def evaluate(mixture: TaskMixture, lengths: Sequence[int]) -> Losses:
                 losses[key].append(value)
                 for text in remarks:
                     notes.setdefault((key, text), []).append(n)
-    return Losses(list(lengths), losses, [Note(key, text, n) for (key, text), n in notes.items()])
+    described = [{"curve": key, "text": text, "n": at} for (key, text), at in notes.items()]
+    return {"n": list(lengths), "losses": losses, "notes": described}
 
 
 def loss(curve: ClosedForm, mixture: TaskMixture, n: int) -> tuple[float | None, list[str]]:
@@ -87,15 +69,15 @@ def compute(config: Config, *, line: bool) -> dict[str, Any]:
     """
     unit = theory.normaliser(config.mixture)
     at_lengths = evaluate(config.mixture, config.context_lengths)
-    normalised = {key: [None if x is None else x / unit for x in losses] for key, losses in at_lengths.losses.items()}
+    losses = at_lengths["losses"].items()
     return {
         "name": config.name,
         "description": config.description,
         "normaliser": unit,
         "labels": {key: curve.label for key, curve in CURVES.items()},
-        **asdict(at_lengths),
-        "normalised": normalised,
-        "line": asdict(evaluate(config.mixture, line_lengths(config.context_lengths))) if line else None,
+        **at_lengths,
+        "normalised": {key: [None if loss is None else loss / unit for loss in curve] for key, curve in losses},
+        "line": evaluate(config.mixture, line_lengths(config.context_lengths)) if line else None,
         "config": config.values,
         "versions": info()["versions"],
     }
@@ -110,11 +92,6 @@ def line_lengths(lengths: Sequence[int]) -> list[int]:
     ratio = (last / start) ** (1 / (_LINE_POINTS - 1))
     spread = {round(start * ratio**i) for i in range(_LINE_POINTS)}
     return sorted({n for n in spread if first <= n <= last} | set(lengths))
-
-
-def as_json(record: dict[str, Any]) -> str:
-    """The record as JSON."""
-    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_csv(record: dict[str, Any]) -> str:
@@ -161,5 +138,4 @@ def _block(record: dict[str, Any], kind: str, title: str) -> list[str]:
 
 
 def write(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write `theory.json` and `theory.csv` into the folder `out`; returns their paths."""
     return write_texts(out, {"theory.json": as_json(record), "theory.csv": as_csv(record)})

@@ -13,13 +13,10 @@ class FigureCell(ABC):
 
     panel: str
     key: str
-    place: float
-    """Position on the axis."""
+    place: float  # position on the axis
     layers: int
-    after: str | None = None
-    """Key of the cell that this one continues."""
-    stretches: int = 1
-    """Its steps, as a multiple of the effort's."""
+    after: str | None = None  # key of the cell that this one continues
+    stretches: int = 1  # its steps, as a multiple of the effort's
 
     @abstractmethod
     def call(self) -> dict[str, Any]:
@@ -41,14 +38,11 @@ class Closing(NamedTuple):
 class Figure(ABC):
     """A figure that `reproduce` can make: a panel, or a figure of another form."""
 
-    name: str
-    """Names its files."""
-    title: str
-    """Stands above the picture."""
+    name: str  # names its files
+    title: str  # stands above the picture
     shallower: str | None = None
     """Name of the panel of the same setting with one layer less; risks here should not be above those there."""
-    values: tuple[tuple[str, Any], ...] = ()
-    """Names and values of training options that replace those of the preset."""
+    values: tuple[tuple[str, Any], ...] = ()  # names and values of training options that replace those of the preset
 
     @abstractmethod
     def cells(self, lengths: Sequence[int] | None = None) -> Sequence[FigureCell]:

@@ -29,7 +29,6 @@ CLAIMS: dict[str, ModuleType] = {"claims": claims, "ff-claims": forgetting_claim
 
 
 def figures() -> dict[str, Figure]:
-    """Every figure by name."""
     return {name: figure for group in GROUPS.values() for name, figure in group.figures.items()}
 
 

@@ -15,8 +15,6 @@ ENDED = ("done", "failed")
 
 
 class CellEntry(Struct, frozen=True):
-    """A cell in the file of a panel."""
-
     key: str
     place: float
     layers: int
@@ -60,21 +58,18 @@ class Outcome(Struct, frozen=True):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record of a panel."""
     record = read_json(path, dict)
     try:
-        check_kind(path, checked(record, PanelFile), KIND, VERSION)
+        panel = checked(record, PanelFile)
         if "axes" not in record:  # a panel; other figures list their axes in the record
             checked(record, PanelLines)
-    except FileError:
-        raise
     except ValueError as error:
         raise FileError(f"{path}: damaged, or not a file of fastlin: {error}") from None
+    check_kind(path, panel, KIND, VERSION)
     return record
 
 
 def outcome_path(cell: Path) -> Path:
-    """The outcome file of a cell, whose run is in the folder `cell`."""
     return cell.with_name(f"{cell.name}.json")
 
 

@@ -16,11 +16,7 @@ from fastlin.training.judge import LARGEST_SHARE, excess_percent
 from fastlin.training.regimes import CLOSED_FORMS
 
 # The axes that a panel can have, with their labels.
-AXES = {
-    "n": "context length n (examples)",
-    "noise": "variance of the label noise σ²",
-    "layers": "layers L",
-}
+AXES = {"n": "context length n (examples)", "noise": "variance of the label noise σ²", "layers": "layers L"}
 # Enough points for a smooth line.
 _LINE_POINTS = 60
 
@@ -31,51 +27,28 @@ class Series:
 
     regime: str
     model: str = "full"
-    layers: int = 1
-    """Layers of a stack; ignored where the axis is layers."""
+    layers: int = 1  # layers of a stack; ignored where the axis is layers
     attention_heads: int = 1
-    curve: str | None = None
-    """Its closed form, a name of `fastlin.training.regimes.CLOSED_FORMS`."""
+    curve: str | None = None  # its closed form, a name of `fastlin.training.regimes.CLOSED_FORMS`
 
 
 @dataclass(frozen=True)
 class Panel(Figure):
-    """Risk against an axis, with closed forms and a table.
-
-    Attributes
-    ----------
-    name, title, shallower, values
-        As in `Figure`.
-    setting : str
-        A setting that ships, or the path of a file.
-    series : tuple of Series
-        Series of one model are sorted from the highest risk to the lowest, as theory predicts.
-    remarks : tuple of str
-        Sentences of the caption: corrections of the theory, and how the paper was read.
-    axis : str
-        "n", "noise" or "layers".
-    places : tuple
-        Positions on the axis; by default the context lengths of the setting.
-    n : int or None
-        Context length, where the axis is not n.
-    also : tuple of str
-        Closed forms to draw besides those of the series.
-    """
+    """Risk against an axis, with closed forms and a table."""
 
     name: str
     title: str
-    setting: str
-    series: tuple[Series, ...]
-    remarks: tuple[str, ...] = ()
-    axis: str = "n"
-    places: tuple[float, ...] = ()
-    n: int | None = None
-    also: tuple[str, ...] = ()
+    setting: str  # one that ships, or the path of a file
+    series: tuple[Series, ...]  # those of one model from the highest risk to the lowest, as theory predicts
+    remarks: tuple[str, ...] = ()  # sentences of the caption: corrections of the theory, how the paper was read
+    axis: str = "n"  # of AXES
+    places: tuple[float, ...] = ()  # positions on the axis; by default the context lengths of the setting
+    n: int | None = None  # context length, where the axis is not n
+    also: tuple[str, ...] = ()  # closed forms to draw besides those of the series
     shallower: str | None = None
     values: tuple[tuple[str, float], ...] = ()
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Cell]:
-        """A cell for each series and place."""
         setting = settings.load(self.setting)
         places = self.places or (lengths or setting.context_lengths)
         return [self._cell(setting, series, place) for series in self.series for place in places]
@@ -97,12 +70,10 @@ class Panel(Figure):
         return (setting.with_noise(place), self.n, layers) if self.axis == "noise" else (setting, self.n, int(place))
 
     def kind(self, cells: Sequence[Cell]) -> str:
-        """Key of the effort: that of the most expensive model."""
         models = {cell.model for cell in cells}
         return next((kind for kind in ("softmax", "stack") if kind in models), "layer")
 
     def opening(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """Axis, closed forms and remarks."""
         return {
             "description": cells[0].setting.description,
             "axis": self.axis,
@@ -113,7 +84,6 @@ class Panel(Figure):
         }
 
     def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
-        """Caption, CSV and table of the rows."""
         return Closing(report.caption(record, shallower), report.as_csv(record), report.as_table(record))
 
     def lines(self, places: Sequence[float]) -> dict[str, Any]:
@@ -138,8 +108,6 @@ def _normalised(name: str, setting: Config, n: int) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Cell(FigureCell):
-    """One training run of a panel."""
-
     panel: str
     key: str
     place: float
@@ -152,12 +120,10 @@ class Cell(FigureCell):
     curve: str | None
 
     def call(self) -> dict[str, Any]:
-        """Arguments of `train` that depend on the cell."""
         sizes = {"layers": self.layers, "attention_heads": self.attention_heads}
         return {"mix": self.setting.mixture, "regime": self.regime, "n": self.n, "model": self.model, **sizes}
 
     def row(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Row of the table: sizes, risk, closed form and excess over it."""
         mixture = self.setting.mixture
         unit = theory.normaliser(mixture)
         optimum = None

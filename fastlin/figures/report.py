@@ -27,12 +27,10 @@ def as_csv(record: Mapping[str, Any]) -> str:
 
 
 def done(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the cells that are done."""
     return [cell["row"] for cell in record["cells"] if cell["row"] is not None]
 
 
 def as_table(record: Mapping[str, Any]) -> str:
-    """The table as text."""
     return table(_WIDTHS, map(_texts, done(record)), [*_WIDTHS.values()])
 
 

@@ -12,17 +12,17 @@ any number of processes (`sweep`) and any number of interruptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
 from msgspec import to_builtins
 
+from fastlin import _files
 from fastlin._checks import choice, integer
-from fastlin._files import FileError, write_json, write_text
+from fastlin._files import FileError, create_folder, write_json, write_text
 from fastlin._info import info
 from fastlin.figures.figure import Figure
 from fastlin.figures.panel_files import ENDED, KIND, VERSION, outcome_of, outcome_path, panels_of, read
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Effort:
-    """Trials, optimiser steps and batch size of a cell."""
-
     trials: int
     steps: int
     batch: int
@@ -61,29 +59,15 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Request:
-    """Options of `reproduce`.
-
-    Attributes
-    ----------
-    scale, preset : str
-    seed : int
-    jobs : int or None
-        Number of processes; None is torch's number of threads, 1 trains in this process.
-    effort : Effort or None
-        Replaces the scale's.
-    lengths : tuple of int or None
-        Replaces the setting's context lengths.
-    shard : tuple of int or None
-        (i, N) trains every N-th cell, starting at cell i, counted from 0; None trains all.
-    """
+    """Options of `reproduce`."""
 
     scale: str = "quick"
     preset: str = "tuned"
     seed: int = 0
-    jobs: int | None = None
-    effort: Effort | None = None
-    lengths: tuple[int, ...] | None = None
-    shard: tuple[int, int] | None = None
+    jobs: int | None = None  # number of processes; None is torch's number of threads, 1 trains in this process
+    effort: Effort | None = None  # replaces the scale's
+    lengths: tuple[int, ...] | None = None  # replace the setting's context lengths
+    shard: tuple[int, int] | None = None  # (i, N) trains every N-th cell, starting at cell i, counted from 0
 
     def __post_init__(self) -> None:
         choice("scale", self.scale, SCALES)
@@ -108,7 +92,7 @@ class PanelFolder:
     """A folder of panels; creates it where it does not exist."""
 
     def __init__(self, path: Path) -> None:
-        self.path = _create(path).absolute()
+        self.path = create_folder(path).absolute()
         self.records: dict[str, dict[str, Any]] = {}
         self._figures: dict[str, Figure] = {}
 
@@ -156,11 +140,9 @@ class PanelFolder:
         return entry
 
     def complete(self, name: str) -> bool:
-        """Whether all cells of a panel have ended."""
         return all(entry["state"] in ENDED for entry in self.records[name]["cells"])
 
     def finish(self, name: str) -> None:
-        """Write the table and the caption of a panel."""
         record, shallower = self.records[name], None
         if record["shallower"] is not None:
             path = self.path / f"{record['shallower']}.json"
@@ -202,30 +184,13 @@ def reproduce(
     ended: Callable[[dict[str, Any], dict[str, Any]], object] = lambda record, cell: None,
     tick: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Train the cells that are not done, and write tables and captions.
+    """Train the cells that are not done, and write tables and captions; returns the records of the panels.
 
-    A script that calls it with more than one process needs `if __name__ == "__main__":` around the call.
+    All workers must see the folder `out` under this path. `client` is that of a running dask cluster, in place of local
+    processes. A script that calls it with more than one process needs `if __name__ == "__main__":` around the call.
 
-    Parameters
-    ----------
-    panels : sequence of Figure
-    out : str or Path
-        The folder; all workers must see it under this path.
-    request : Request, optional
-        By default quick scale, one process for each of torch's threads.
-    client : distributed.Client, optional
-        The client of a running dask cluster, in place of local processes.
-    drawn : callable
-        Called with the name of a panel after its record and tables are written; draws it.
-    ended : callable
-        Called with the panel's record and the cell's entry whenever a cell has ended.
-    tick : callable
-        Called about twice a second while a cluster trains.
-
-    Returns
-    -------
-    list of dict
-        The records of the panels.
+    Calls `drawn` with the name of a panel after its record and tables are written, `ended` with the panel's record and
+    the cell's entry whenever a cell has ended, and `tick` about twice a second while a cluster trains.
     """
     refuse_unguarded()
     request = request or Request()
@@ -283,22 +248,7 @@ def _share(panels: Sequence[Figure], requests: list[CellRequest], request: Reque
     return [one for one in requests if numbers[one.cell.panel, one.cell.key] % count == index]
 
 
-def _create(out: Path) -> Path:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise FileError(f"{out}: is a file, wants a folder") from None
-    return out
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> AbstractContextManager[Any]:
     """Create a folder and lock it for one process that checks claims."""
-    lock = filelock.FileLock(_create(out) / ".lock", timeout=0)
-    try:
-        acquired = lock.acquire()
-    except filelock.Timeout:
-        message = f"{out}: another process is checking claims in this folder; wants another folder, or wait"
-        raise FileError(message) from None
-    with acquired:
-        yield
+    message = f"{out}: another process is checking claims in this folder; wants another folder, or wait"
+    return _files.locked(out, FileError(message))

@@ -21,22 +21,16 @@ STATES = ("done", "started", "failed", "waiting")
 
 @dataclass(frozen=True)
 class CellStatus:
-    """State and progress of a cell."""
-
     panel: str
     key: str
-    state: str
-    """One of STATES; a "started" cell has a folder and no outcome: a process trains it, or stopped."""
+    state: str  # one of STATES; a "started" cell has a folder and no outcome: a process trains it, or stopped
     layers: int
-    progress: float
-    """Fraction of its steps, at its last record."""
-    seconds: float | None
-    """Training time of a cell that is done."""
+    progress: float  # fraction of its steps, at its last record
+    seconds: float | None  # training time of a cell that is done
     error: str | None
 
 
 def cells(folder: Path) -> list[CellStatus]:
-    """Every cell of the panels of a folder."""
     return [_cell(folder, record, cell) for record in panels_of(folder) for cell in record["cells"]]
 
 
@@ -56,7 +50,6 @@ def _cell(folder: Path, record: Mapping[str, Any], cell: Mapping[str, Any]) -> C
 
 
 def _step(path: Path) -> int:
-    """The step of a run's last record."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -110,7 +103,6 @@ def as_text(folder: Path) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -140,7 +132,6 @@ class Line(AbstractContextManager["Line"]):
         self._bar.set_description_str(text)
 
     def ended(self, record: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
-        """Print the result of a cell."""
         cells_ended = sum(entry["state"] in ENDED for entry in record["cells"])
         text = f"{record['name']} {cells_ended}/{len(record['cells'])} {cell['key']}: "
         row = cell["row"]
@@ -156,7 +147,6 @@ class Line(AbstractContextManager["Line"]):
             self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.close()
 

@@ -105,10 +105,8 @@ def _task(request: CellRequest, *_: str) -> str:
 
 
 def workers(jobs: int | None, requests: Sequence[CellRequest]) -> int:
-    """Number of processes: `jobs`, or torch's number of threads, but not more than cells that can train at once.
-
-    Cells that continue another train after it.
-    """
+    """Number of processes: `jobs`, or torch's number of threads, but not more than cells that can train at once."""
+    # Cells that continue another train after it.
     folders = {request.folder for request in requests}
     later = sum(request.after in folders for request in requests)
     return max(min(jobs or torch.get_num_threads(), max(later, len(requests) - later)), 1)
@@ -144,10 +142,8 @@ def refuse_unguarded() -> None:
 
 @contextmanager
 def local_cluster(count: int) -> Iterator[Client]:
-    """A cluster of single-threaded processes on this machine, which listens on loopback only and ends with the block.
-
-    Each worker holds a pipe to this process and ends when this process ends, also when it is killed.
-    """
+    """A cluster of single-threaded processes on this machine, on loopback only, which ends with the block."""
+    # Each worker holds a pipe to this process and ends when this process ends, also when it is killed.
     try:
         import dask
         from distributed import Client, LocalCluster

@@ -96,7 +96,7 @@ def prompt_loss(
     (torch.Size([]), torch.Size([2]), torch.Size([3, 3]))
     """
     tensors = (z, q, task, p, None, None, W, v, None)
-    settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
+    settings = Settings(scale, see_query, None, 1.0, backend, check_finite)
     return registered.loss("prompt_loss", tensors, y, weight, settings)
 
 
@@ -143,7 +143,7 @@ def gram_loss(
     True
     """
     tensors = (G, q, task, p, None, None, W, v, None)
-    settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
+    settings = Settings(scale, see_query, None, 1.0, backend, check_finite)
     return registered.loss("gram_loss", tensors, y, weight, settings)
 
 
@@ -282,7 +282,7 @@ def predict(
     torch.Size([5, 64])
     """
     tensors = (z, q, task, p, None, None, W, v, None)
-    settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
+    settings = Settings(scale, see_query, None, 1.0, backend, check_finite)
     return registered.predict("predict", tensors, settings)
 
 

@@ -25,38 +25,21 @@ EXTRA: dict[str, dict[str, str]] = {
 """What each registered op takes between the tensors and the options, with its type in the schema."""
 
 Tensors = Sequence[Tensor | None]
+Given = tuple[Tensor | None, ...]
+"""The tensors of a public op, in the order of `LETTERS`."""
 Plans = dict[tuple[Any, ...], Any]
 """The plans (`call.Plan`) of a signature."""
 
 
 class Arguments(NamedTuple):
-    """The arguments of an op.
-
-    Attributes
-    ----------
-    tensors : sequence
-        In the order of `LETTERS`; None where absent.
-    options : Options
-    y, weight : Tensor or None
-        Targets (B,) and weights of the tasks (K,).
-    gy : Tensor or None
-        Gradient of the predictions, (R, B) or (B,).
-    wants : str
-        Letters of the gradients among the results, in order.
-    draw : Draw or None
-        Draws the sequences.
-    plans : dict or None
-        Where calls of this signature keep their plans.
-    """
-
-    tensors: Tensors
+    tensors: Tensors  # in the order of `LETTERS`; None where absent
     options: Options
-    y: Tensor | None = None
-    weight: Tensor | None = None
-    gy: Tensor | None = None
-    wants: str = ""
-    draw: Draw | None = None
-    plans: Plans | None = None
+    y: Tensor | None = None  # targets (B,)
+    weight: Tensor | None = None  # of the tasks (K,)
+    gy: Tensor | None = None  # gradient of the predictions, (R, B) or (B,)
+    wants: str = ""  # letters of the gradients among the results, in order
+    draw: Draw | None = None  # draws the sequences
+    plans: Plans | None = None  # where calls of this signature keep their plans
 
 
 def parse(name: str, flat: Sequence[Any]) -> Arguments:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -27,21 +26,14 @@ from fastlin.backends.problem import (
     split_last_layer,
 )
 from fastlin.ops.arguments import PLACE, Arguments, Plans, Tensors, trials_of
-from fastlin.validation import Settings
+from fastlin.validation import Known, Settings
 
 
 class Signature(NamedTuple):
-    """What the shapes, dtypes, devices and options of a call decide. Calls that agree in these share one.
-
-    Attributes
-    ----------
-    options : Options
-    plans : dict or None
-        By what else a plan depends on (`answer`); None where no plan may be kept.
-    """
+    """What the shapes, dtypes, devices and options of a call decide. Calls that agree in these share one."""
 
     options: Options
-    plans: Plans | None
+    plans: Plans | None  # by what else a plan depends on (`answer`); None where no plan may be kept
 
 
 signatures: dict[tuple[Any, ...], Signature] = {}
@@ -51,26 +43,13 @@ _MOST_PLANS = 64
 
 
 def signature(
-    op: str,
-    tensors: tuple[Tensor | None, ...],
-    y: Tensor | None,
-    weight: Any,
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None = None,
+    op: str, tensors: Tensors, y: Any, weight: Any, settings: Settings, known: Known | None = None
 ) -> tuple[Signature, Tensor | None]:
     """The signature of a call, and its weight as a tensor; the first call of a signature is checked.
 
-    Parameters
-    ----------
-    op : str
-        Public name.
-    tensors, y, weight
-        Not yet checked: anything that the caller gave.
-    settings : Settings
-    known : mapping, optional
-        Sizes of a task source, each with the name of its argument.
+    Arguments are as in `validation.arguments`: anything that the caller gave.
     """
-    key = _key(op, (*tensors, y, weight), (y, weight), settings, known)
+    key = _key(op, tensors, y, weight, settings, known)
     if key is not None:
         try:
             found = signatures.get(key)
@@ -91,31 +70,24 @@ def signature(
 
 
 def _key(
-    op: str,
-    tensors: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None,
+    op: str, tensors: Tensors, y: Any, weight: Any, settings: Settings, known: Known | None
 ) -> tuple[Any, ...] | None:
-    """Everything that `validation.arguments` reads; None for a call that must be checked every time.
-
-    Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one whose
-    constants, y and weight, require grad, which is an error only while grad mode is on.
-    """
+    """Everything that `validation.arguments` reads; None for a call that must be checked every time."""
+    # Such is a call that is traced, where sizes may be symbolic, one with an argument that is not a tensor, and one
+    # whose constants, y and weight, require grad, which is an error only while grad mode is on.
     if torch.compiler.is_compiling():
         return None
     # With their types: True == 1 == 1.0, and not all of them are right everywhere.
     key = [op, settings, *map(type, settings)]
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            key += (type(tensor), tensor.shape, tensor.dtype, tensor.device)
-        elif tensor is None:
+    for tensor in (*tensors, y, weight):
+        if tensor is None:
             key.append(None)
+        elif isinstance(tensor, Tensor):
+            key += (type(tensor), tensor.shape, tensor.dtype, tensor.device)
         else:
             return None
-    for tensor in constants:
-        if tensor is not None and tensor.requires_grad:
-            return None
+    if (y is not None and y.requires_grad) or (weight is not None and weight.requires_grad):
+        return None
     if known is not None:
         key += known.items()
     return tuple(key)
@@ -133,18 +105,10 @@ class Route(Enum):
 
 
 def route(first: Tensor, is_differentiated: bool, backend: str, has_checks: bool) -> Route:
-    """The route of a call.
+    """The route of a call that autograd differentiates or not, on the backend that the caller named.
 
-    Parameters
-    ----------
-    first : Tensor
-        Any of its tensors; it shows whether there are numbers.
-    is_differentiated : bool
-        Whether autograd will differentiate it.
-    backend : str
-        As the caller named it.
-    has_checks : bool
-        Whether numbers must be checked beyond the task indices.
+    `first`, any of its tensors, shows whether there are numbers. With `has_checks`, numbers must be checked beyond the
+    task indices.
     """
     functorch = torch._C._are_functorch_transforms_active()
     # torch.jit.trace, make_fx and other dispatch modes record operations.
@@ -184,12 +148,9 @@ def anchor(tensors: Tensors) -> Tensor:
 def answer(name: str, args: Arguments) -> list[Tensor]:
     """Results of an op by the backend that serves it, with its numbers checked.
 
-    Returns
-    -------
-    list of Tensor
-        predict: predictions (B,), or (R, B) with trials. predict_bwd: gradients of the wanted letters. loss, sampled:
-        loss () or (R,), per-task losses (K,) or (R, K), then gradients of loss for the wanted letters. gram: Gram
-        matrices (B, m, m) or (R, B, m, m).
+    predict: predictions (B,), or (R, B) with trials. predict_bwd: gradients of the wanted letters. loss, sampled: loss
+    () or (R,), per-task losses (K,) or (R, K), then gradients of loss for the wanted letters. gram: Gram matrices
+    (B, m, m) or (R, B, m, m).
     """
     options, tensors = args.options, args.tensors
     like = anchor(tensors)
@@ -245,20 +206,13 @@ def _have_memory(args: Arguments) -> bool:
 
 
 def compute(name: str, args: Arguments, backend: Backend) -> list[Tensor]:
-    """`answer` without checks and plans, by a given backend."""
     return Plan(name, args, backend).run(args)
 
 
 class Plan:
     """How calls of one form are computed: the problem that the backend gets, and the way back to the caller's forms.
 
-    Parameters
-    ----------
-    name : str
-        predict, predict_bwd, loss, sampled or gram.
-    args : Arguments
-        Checked. Later calls differ from it in their numbers alone.
-    backend : Backend
+    `args` are checked; later calls differ from them in their numbers alone.
     """
 
     def __init__(self, name: str, args: Arguments, backend: Backend) -> None:
@@ -289,7 +243,6 @@ class Plan:
         }[name]
 
     def run(self, args: Arguments) -> list[Tensor]:
-        """The op's results for arguments of this form."""
         try:
             if torch.is_autocast_enabled(self.device_type):
                 # Reduced precision would be silent here: a result has the precision of its inputs.

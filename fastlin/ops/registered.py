@@ -12,7 +12,8 @@ that is itself differentiated runs in torch operations, whatever the backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from fastlin import backends, reference, validation
 from fastlin.backends import eager
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call
-from fastlin.ops.arguments import EXTRA, PLACE, Arguments, Tensors, flatten, parse, trials_of
+from fastlin.ops.arguments import EXTRA, PLACE, Arguments, Given, Tensors, flatten, parse, trials_of
 from fastlin.ops.call import Route
 from fastlin.ops.vmap import batched
-from fastlin.validation import Settings
+from fastlin.validation import Known, Settings
 
 _OPTIONS = (
     "str op, SymInt tasks, float scale, float first_skip, float skip, bool see_query, bool check_finite, str backend"
@@ -33,12 +34,7 @@ _OPTIONS = (
 
 
 def loss(
-    op: str,
-    tensors: tuple[Tensor | None, ...],
-    y: Tensor,
-    weight: Any,
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None = None,
+    op: str, tensors: Given, y: Tensor, weight: Any, settings: Settings, known: Known | None = None
 ) -> tuple[Tensor, Tensor]:
     """Loss and per-task losses; arguments as in `call.signature`."""
     (options, plans), weight = call.signature(op, tensors, y, weight, settings, known)
@@ -46,22 +42,16 @@ def loss(
         losses: tuple[Tensor, Tensor] = literal(op, tensors, y, weight, settings)
         return losses
     tensors = _with_long_task(tensors)
-    asked = _differentiated(tensors)
+    asked, inputs = _differentiated(tensors)
     # The forward pass makes the gradients of the parameters, if they alone are differentiated.
     wants = "" if "x" in asked or "q" in asked else asked
     args = Arguments(tensors, options, y, weight, None, wants, None, plans)
-    results = _dispatch("loss", args, asked)
+    results = _dispatch("loss", args, asked, inputs)
     return results[0], results[1]
 
 
 def loss_and_gradients(
-    op: str,
-    tensors: tuple[Tensor | None, ...],
-    y: Tensor,
-    weight: Any,
-    settings: Settings,
-    known: Mapping[str, tuple[int, str]] | None,
-    wants: str,
+    op: str, tensors: Given, y: Tensor, weight: Any, settings: Settings, known: Known | None, wants: str
 ) -> tuple[Tensor, ...]:
     """Loss, per-task losses and gradients of loss for the `wants` letters, outside of autograd."""
     (options, plans), weight = call.signature(op, tensors, y, weight, settings, known)
@@ -69,9 +59,7 @@ def loss_and_gradients(
     return tuple(call.answer("loss", args))
 
 
-def sampled_loss(
-    args: Arguments, mix: Any, n: int, batch: int, seed: int, step: int, stream: Any, offset: int
-) -> tuple[Tensor, ...] | None:
+def sampled_loss(args: Arguments, mix: Any, n: int, batch: int, place: Any) -> tuple[Tensor, ...] | None:
     """Loss and per-task losses of sequences that the backend draws from `mix`; arguments are checked.
 
     Outside of autograd, also the gradients of loss for the letters of `args.wants`.
@@ -80,7 +68,7 @@ def sampled_loss(
     `Draw`. The draw is made only when there are numbers: a compiler would take the step for a constant and compile for
     each step.
     """
-    options, asked = args.options, _differentiated(args.tensors)
+    options, (asked, inputs) = args.options, _differentiated(args.tensors)
     A, W = args.tensors[PLACE["A"]], args.tensors[PLACE["W"]]
     like = A if W is None else W
     assert like is not None
@@ -91,17 +79,16 @@ def sampled_loss(
         draws = call.checked(args)[1].draws
     else:
         draws = backends.draws(backends.resolve(options.backend, options.op, like.device, like.dtype, like.shape[-1]))
-    draw = mix.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset) if draws else None
+    draw = mix.draw(batch, n, **place) if draws else None
     if draw is None:
         return None
     if route is Route.DIRECT:
         return tuple(call.answer("sampled", args._replace(draw=draw)))
-    args = args._replace(wants=asked, draw=draw)
-    results: tuple[Tensor, ...] = _PLAIN["loss"](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
+    results: tuple[Tensor, ...] = _PLAIN["loss"](*inputs, asked, args._replace(wants=asked, draw=draw))
     return results
 
 
-def predict(op: str, tensors: tuple[Tensor | None, ...], settings: Settings) -> Tensor:
+def predict(op: str, tensors: Given, settings: Settings) -> Tensor:
     """Predictions, or Gram matrices; arguments as in `call.signature`."""
     (options, plans), _ = call.signature(op, tensors, None, None, settings)
     if options.backend == "reference":
@@ -113,7 +100,7 @@ def predict(op: str, tensors: tuple[Tensor | None, ...], settings: Settings) -> 
         if not options.see_query:
             tensors = (tensors[0], None, *tensors[2:])
     args = Arguments(_with_long_task(tensors), options, plans=plans)
-    return _dispatch(name, args, _differentiated(args.tensors))[0]
+    return _dispatch(name, args, *_differentiated(args.tensors))[0]
 
 
 def literal(op: str, tensors: Sequence[Any], y: Any, weight: Any, settings: Settings, **draws: Any) -> Any:
@@ -124,25 +111,29 @@ def literal(op: str, tensors: Sequence[Any], y: Any, weight: Any, settings: Sett
     return oracle(**draws, **named, **options, check_finite=settings.check_finite)
 
 
-def _with_long_task(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _with_long_task(tensors: Given) -> Given:
     task = tensors[2]
     return tensors if task is None or task.dtype is torch.int64 else (*tensors[:2], task.long(), *tensors[3:])
 
 
-def _differentiated(tensors: Tensors) -> str:
-    """Letters of the tensors that autograd will differentiate in."""
-    if not torch.is_grad_enabled():
-        return ""
-    return "".join([a for a, t in zip(LETTERS, tensors, strict=True) if t is not None and t.requires_grad])
+def _differentiated(tensors: Tensors) -> tuple[str, list[Tensor]]:
+    """The tensors that autograd will differentiate in: their letters, and they themselves."""
+    asked, inputs = "", []
+    if torch.is_grad_enabled():
+        for letter, tensor in zip(LETTERS, tensors, strict=True):
+            if tensor is not None and tensor.requires_grad:
+                asked += letter
+                inputs.append(tensor)
+    return asked, inputs
 
 
-def _dispatch(name: str, args: Arguments, asked: str) -> Sequence[Tensor]:
+def _dispatch(name: str, args: Arguments, asked: str, inputs: list[Tensor]) -> Sequence[Tensor]:
     options, first = args.options, args.tensors[0]
     assert first is not None
     needs_tasks = options.tasks < 0 and name != "gram"  # K is then the largest task index, plus one
     route = call.route(first, bool(asked), options.backend, needs_tasks or options.check_finite)
     if route is Route.FUNCTION:
-        results = _PLAIN[name](*[args.tensors[PLACE[letter]] for letter in asked], asked, args)
+        results = _PLAIN[name](*inputs, asked, args)
         return (results,) if isinstance(results, Tensor) else results
     if route is Route.DIRECT:
         return call.answer(name, args)
@@ -163,17 +154,8 @@ def _dispatch(name: str, args: Arguments, asked: str) -> Sequence[Tensor]:
 class _Op:
     """A registered op, and the same as an autograd.Function that torch.func can transform.
 
-    Parameters
-    ----------
-    name : str
-    returns : str
-        Of the schema.
-    pack : callable
-        Makes what the op returns from the list of its results.
-    fake : callable
-        Shapes of the results, from the arguments.
-    setup, backward : callable, optional
-        As torch's autograd wants them; without, the op is not differentiable.
+    `returns` is the end of its schema. `pack` makes what the op returns from the list of its results, `fake` results
+    without numbers from the arguments. Without `setup` and `backward`, which are torch's, it is not differentiable.
     """
 
     def __init__(
@@ -213,17 +195,14 @@ class _Op:
         return self.pack(results), self.pack([0] * len(results))
 
 
-def _transformed(op: _Op, setup: Any, backward: Any) -> Callable[..., tuple[Tensor, ...]]:
+def _transformed(op: _Op, setup: Any, gradient: Any) -> Callable[..., tuple[Tensor, ...]]:
     class Transformed(torch.autograd.Function):
         @staticmethod
         def forward(*flat: Any) -> tuple[Tensor, ...]:
             return tuple(op.answer(*flat))
 
         setup_context = staticmethod(setup)
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return backward(ctx, *grads)
+        backward = staticmethod(gradient)
 
         @staticmethod
         def vmap(info: Any, in_dims: Sequence[int | None], *flat: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -266,10 +245,6 @@ def _gram_fake(args: Arguments) -> list[Tensor]:
     return [z.new_empty((B, m, m) if p is None or p.ndim == 3 else (p.shape[0], B, m, m), dtype=dtype)]
 
 
-def _predict_setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    _predict_save(ctx, LETTERS, parse("predict", inputs))
-
-
 def _predict_save(ctx: Any, inputs: Sequence[str], args: Arguments) -> None:
     ctx.save_for_backward(*args.tensors)
     ctx.letters, ctx.options = inputs, args.options
@@ -279,8 +254,8 @@ def _predict_backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
     return _reverse(ctx, ctx.saved_tensors, gy)
 
 
-def _gram_setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    _predict_save(ctx, LETTERS, parse("gram", inputs))
+def _setup(name: str) -> Callable[..., None]:
+    return lambda ctx, inputs, output: _predict_save(ctx, LETTERS, parse(name, inputs))
 
 
 def _gram_backward(ctx: Any, dG: Tensor) -> tuple[Tensor | None, ...]:
@@ -353,10 +328,8 @@ def _loss_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor | None, *
 
 
 def _sampled_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients through the per-task losses, which are those of a loss with their coefficients for weights.
-
-    The sequences are drawn again, for each trial, and none is kept.
-    """
+    """Gradients through the per-task losses, which are those of a loss with their coefficients for weights."""
+    # The sequences are drawn again, for each trial, and none is kept.
     tensors, grads = ctx.saved_tensors[: len(LETTERS)], ctx.saved_tensors[len(LETTERS) + 2 :]
     has_trials, options = g_per_task.ndim == 2, ctx.options._replace(check_finite=False)
     rows: list[list[Tensor]] = []
@@ -371,7 +344,6 @@ def _sampled_backward(ctx: Any, g_loss: Tensor | None, g_per_task: Tensor) -> tu
 
 
 def _scaled(grads: Sequence[Tensor], g_loss: Tensor) -> list[Tensor]:
-    """Gradients of the loss times its incoming gradient, () or (R,)."""
     if g_loss.ndim == 0:
         return [grad * g_loss for grad in grads]
     return [grad * g_loss.reshape(g_loss.shape + (1,) * (grad.ndim - 1)) for grad in grads]
@@ -392,34 +364,27 @@ def _needed(ctx: Any) -> str:
 
 
 def _in_order(ctx: Any, letters: str, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients at the places of the inputs."""
     ordered: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     for letter, grad in zip(letters, grads, strict=True):
         ordered[ctx.letters.index(letter)] = grad
     return tuple(ordered)
 
 
-def _first(results: list[Any]) -> Any:
-    return results[0]
-
-
 def _loss_pack(results: list[Any]) -> tuple[Any, Any, list[Any]]:
     return results[0], results[1], results[2:]
 
 
-_PREDICT = _Op("predict", "Tensor", _first, _predict_fake, _predict_setup, _predict_backward)
+_PREDICT = _Op("predict", "Tensor", itemgetter(0), _predict_fake, _setup("predict"), _predict_backward)
 _PREDICT_BWD = _Op("predict_bwd", "Tensor[]", list, _gradients_fake)
 _LOSS = _Op("loss", "(Tensor, Tensor, Tensor[])", _loss_pack, _loss_fake, _loss_setup, _loss_backward)
-_GRAM = _Op("gram", "Tensor", _first, _gram_fake, _gram_setup, _gram_backward)
+_GRAM = _Op("gram", "Tensor", itemgetter(0), _gram_fake, _setup("gram"), _gram_backward)
 _OPS = {"predict": _PREDICT, "loss": _LOSS, "gram": _GRAM}
 
 
 def _plain(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """`predict` or `gram` for plain autograd: takes the tensors to differentiate in, their letters, then all arguments.
-
-    A forward that sets up its own context costs 15 us, one with `setup_context` 60: torch inspects its signature in
-    every call. Each tensor among the inputs costs 0.5 us, so that those without gradient are left out.
-    """
+    """`predict` or `gram` for plain autograd: takes the tensors to differentiate in, their letters, the arguments."""
+    # A forward that sets up its own context costs 15 us, one with `setup_context` 60: torch inspects its signature in
+    # every call. Each tensor among the inputs costs 0.5 us, so that those without gradient are left out.
 
     class Plain(torch.autograd.Function):
         @staticmethod

@@ -19,10 +19,11 @@ from fastlin import validation
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call, registered
 from fastlin.ops.api import Weight
-from fastlin.ops.arguments import Arguments, trials_of
-from fastlin.validation import Settings
+from fastlin.ops.arguments import Arguments, Given, Tensors, trials_of
+from fastlin.validation import Known, Settings
 
 Stream = int | str | Sequence[int]
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Sequences(TypedDict, total=False):
@@ -41,16 +42,13 @@ class TaskSource(Protocol):
     """
 
     @property
-    def m(self) -> int:
-        """Token width."""
+    def m(self) -> int: ...  # token width
 
     @property
-    def K(self) -> int:
-        """Number of tasks."""
+    def K(self) -> int: ...  # number of tasks
 
     @property
-    def sample(self) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """z, q, y, task."""
+    def sample(self) -> Callable[..., Batch]: ...  # z, q, y, task
 
 
 def sampled_loss(
@@ -109,7 +107,8 @@ def sampled_loss(
     """
     tensors = (None, None, None, p, None, None, W, v, None)
     settings = Settings(scale, see_query, backend=backend, check_finite=check_finite)
-    loss, per_task = _loss("sampled_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    place: Sequences = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+    loss, per_task = _loss("sampled_loss", mix, n, batch, tensors, weight, settings, place)
     return loss, per_task
 
 
@@ -157,7 +156,8 @@ def sampled_stack_loss(
     """
     tensors = (None, None, None, p, A, C, None, None, h)
     settings = Settings(scale, see_query, first_skip, residual, backend, check_finite)
-    loss, per_task = _loss("sampled_stack_loss", mix, n, batch, tensors, weight, settings, seed, step, stream, offset)
+    place: Sequences = {"seed": seed, "step": step, "stream": stream, "offset": offset}
+    loss, per_task = _loss("sampled_stack_loss", mix, n, batch, tensors, weight, settings, place)
     return loss, per_task
 
 
@@ -192,8 +192,8 @@ def sampled_gradients(
         seed, step, stream, offset.
     """
     tensors = tuple([forms.get(letter) for letter in LETTERS])
-    where = (place["seed"], place["step"], place.get("stream", 0), place.get("offset", 0))
-    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), *where, wants)
+    where: Sequences = {"stream": 0, "offset": 0, **place}
+    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), where, wants)
     return loss, dict(zip(wants, grads, strict=True))
 
 
@@ -202,41 +202,33 @@ def _loss(
     mix: TaskSource,
     n: int,
     batch: int,
-    tensors: tuple[Tensor | None, ...],
+    tensors: Given,
     weight: Weight,
     settings: Settings,
-    seed: int,
-    step: int,
-    stream: Stream,
-    offset: int,
+    place: Sequences,
     wants: str = "",
 ) -> tuple[Tensor, ...]:
     """Loss and per-task losses; outside of autograd, also the gradients of the `wants` letters."""
-    if isinstance(mix, type) or not hasattr(mix, "sample"):
-        raise not_a_source(op, mix)
-    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
-    (options, plans), weights = call.signature(op, tensors, None, weight, settings, known)
+    (options, plans), weights, known = checked(op, mix, tensors, weight, settings)
     if options.backend == "reference":
-        place = {"seed": seed, "step": step, "stream": stream, "offset": offset}
-        literal: tuple[Tensor, Tensor] = registered.literal(
-            op, tensors, None, weights, settings, mix=mix, n=n, batch=batch, **place
-        )
+        drawn = {"mix": mix, "n": n, "batch": batch, **place}
+        literal: tuple[Tensor, Tensor] = registered.literal(op, tensors, None, weights, settings, **drawn)
         return literal
-    if type(stream) is not int:
-        streams = validation.streams(op, stream, trials_of(tensors))
+    if type(place["stream"]) is not int:
+        streams = validation.streams(op, place["stream"], trials_of(tensors))
         if streams is not None:
-            return for_each_trial(
-                tensors,
-                streams,
-                lambda own, one: _loss(op, mix, n, batch, own, weights, settings, seed, step, one, offset, wants),
-            )
+
+            def of_trials(own: Given, stream: int) -> tuple[Tensor, ...]:
+                return _loss(op, mix, n, batch, own, weights, settings, {**place, "stream": stream}, wants)
+
+            return for_each_trial(tensors, streams, of_trials)
     given = Arguments(tensors, options, weight=weights, wants=wants, plans=plans)
     if hasattr(mix, "draw"):
-        drawn = registered.sampled_loss(given, mix, n, batch, seed, step, stream, offset)
-        if drawn is not None:
-            return drawn
-    like = call.anchor(tensors)
-    x, q, y, task = _untraced_draw(mix, batch, n, seed, step, stream, offset, like.dtype, like.device)
+        losses = registered.sampled_loss(given, mix, n, batch, place)
+        if losses is not None:
+            return losses
+    like, sample = call.anchor(tensors), getattr(mix, "sample_gram", mix.sample)
+    x, q, y, task = untraced(sample, batch, n, **place, dtype=like.dtype, device=like.device)
     # A source may be the user's: what it draws is checked as the data of an op are.
     of_data, data = _OF_DATA[op][hasattr(mix, "sample_gram")], (x, q, task, *tensors[3:])
     try:
@@ -251,20 +243,23 @@ _OF_DATA = {"sampled_loss": ("prompt_loss", "gram_loss"), "sampled_stack_loss": 
 """The same losses of given tokens, and of given Gram matrices."""
 
 
-def not_a_source(op: str, mix: Any) -> TypeError:
-    """The error for a `mix` that cannot draw."""
-    return TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+def checked(
+    op: str, mix: TaskSource, tensors: Tensors, weight: Weight, settings: Settings
+) -> tuple[call.Signature, Tensor | None, Known]:
+    """The signature of a call, its weight as a tensor, and the sizes of its source."""
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    return *call.signature(op, tensors, None, weight, settings, known), known
 
 
 def for_each_trial(
     tensors: Sequence[Tensor | None],
     streams: Sequence[int],
-    loss: Callable[[tuple[Tensor | None, ...], int], tuple[Tensor, ...]],
+    loss: Callable[[Given, int], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """Results with leading R, such as losses, of trials that each have a stream, by a loss of some trials' tensors.
-
-    Neighbours of the same stream are one call: their data are drawn once.
-    """
+    """Losses and other results (R, ...) of trials that each have a stream, by a loss of some trials' tensors."""
+    # Neighbours of the same stream are one call: their data are drawn once.
     runs = [(stream, len(list(same))) for stream, same in groupby(streams)]
     sizes = [size for _, size in runs]
     split: list[Sequence[Any]] = [[None] * len(runs) if t is None else torch.split(t, sizes) for t in tensors]
@@ -272,21 +267,9 @@ def for_each_trial(
     return tuple(torch.cat(parts) for parts in zip(*trials, strict=True))
 
 
-def _draw(
-    mix: Any,
-    batch: int,
-    n: int,
-    seed: int,
-    step: int,
-    stream: Any,
-    offset: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = getattr(mix, "sample_gram", mix.sample)
-    return draw(batch, n, seed=seed, step=step, stream=stream, offset=offset, dtype=dtype, device=device)
-
-
-# torch.compile does not trace sampling: it breaks the graph around it. This form of torch.compiler.disable does not
-# import the compiler before the first call, which would double the time of `import fastlin`.
-_untraced_draw: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _disable_dynamo(_draw)
+@_disable_dynamo
+def untraced(sample: Callable[..., Batch], batch: int, n: int, **place: Any) -> Batch:
+    """The batch that a source draws. torch.compile does not trace sampling: it breaks the graph around it."""
+    # This form of torch.compiler.disable does not import the compiler before the first call, which would double the
+    # time of `import fastlin`.
+    return sample(batch, n, **place)

@@ -12,16 +12,14 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint
 
 from fastlin import validation
 from fastlin.backends import BackendError
 from fastlin.backends.eager import by_task, losses
 from fastlin.backends.problem import lift
-from fastlin.ops import call
 from fastlin.ops.api import Weight
-from fastlin.ops.sampled import Sequences, TaskSource, for_each_trial, not_a_source
+from fastlin.ops.sampled import Sequences, TaskSource, checked, for_each_trial, untraced
 from fastlin.validation import Settings
 
 # Numbers that a piece of a batch may have in memory: 64 MB of float32.
@@ -30,18 +28,14 @@ _PIECE = 1 << 24
 _COPIES = 6
 
 
+class SoftmaxOptions(Sequences, total=False):
+    weight: Weight
+    see_query: bool
+    backend: str
+
+
 def softmax_loss(
-    mix: TaskSource,
-    n: int,
-    batch: int,
-    p: Tensor | None,
-    W: Tensor,
-    v: Tensor,
-    *,
-    weight: Weight = None,
-    see_query: bool = False,
-    backend: str = "auto",
-    **place: Unpack[Sequences],
+    mix: TaskSource, n: int, batch: int, p: Tensor | None, W: Tensor, v: Tensor, **options: Unpack[SoftmaxOptions]
 ) -> tuple[Tensor, Tensor]:
     """Squared error of softmax attention on sequences that a task source draws; arguments as in `sampled_loss`.
 
@@ -49,25 +43,22 @@ def softmax_loss(
     backward pass draws again.
     """
     op, tensors = "softmax_loss", (None, None, None, p, None, None, W, v, None)
-    if isinstance(mix, type) or not hasattr(mix, "sample"):
-        raise not_a_source(op, mix)
-    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
-    _, weight = call.signature(op, tensors, None, weight, Settings(see_query=see_query, backend=backend), known)
+    place: dict[str, Any] = {**options}
+    weight, see_query, backend = place.pop("weight", None), place.pop("see_query", False), place.pop("backend", "auto")
+    _, weight, _ = checked(op, mix, tensors, weight, Settings(see_query=see_query, backend=backend))
     if backend not in ("auto", "eager"):
         raise BackendError(f"{op}: backend {backend!r} does not have softmax attention; wants 'auto' or 'eager'")
-    options: dict[str, Any] = {"weight": weight, "see_query": see_query, "backend": backend}
     streams = validation.streams(op, place.get("stream", 0), W.shape[0] if W.ndim > 2 else None)
     if streams is not None:
 
         def loss_of(trials: tuple[Any, ...], stream: int) -> tuple[Tensor, Tensor]:
-            p, W, v = trials
-            own: Any = {**place, "stream": stream}
-            return softmax_loss(mix, n, batch, p, W, v, **own, **options)
+            own: Any = {**options, "weight": weight, "stream": stream}
+            return softmax_loss(mix, n, batch, *trials, **own)
 
         loss, per_task = for_each_trial((p, W, v), streams, loss_of)
         return loss, per_task
     full = {name: None if form is None else lift(name, form, mix.K) for name, form in {"p": p, "W": W, "v": v}.items()}
-    yhat, y, task = _predictions(mix, n, batch, full, dict(place), see_query)
+    yhat, y, task = _predictions(mix, n, batch, full, place, see_query)
     loss, per_task = losses((yhat - y).square(), y, task, mix.K, weight)
     return (loss, per_task) if W.ndim > 2 else (loss[0], per_task[0])
 
@@ -82,7 +73,7 @@ def _predictions(
 
     def piece(first: int, p: Tensor | None, W: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         where = {**place, "offset": place.get("offset", 0) + first, "dtype": W.dtype, "device": W.device}
-        z, q, y, task = _draw(mix, min(size, batch - first), n, where)
+        z, q, y, task = untraced(mix.sample, min(size, batch - first), n, **where)
         validation.task_indices("softmax_loss", mix.K, task)
         return _attend(z, q, task, p, W, v, see_query), y, task
 
@@ -109,8 +100,3 @@ def _attend(z: Tensor, q: Tensor, task: Tensor, p: Tensor | None, W: Tensor, v: 
         parts.append(rows @ q[:, None, None, :, None])
     scores, values = torch.cat(parts, -1).unbind(1)
     return (scores.softmax(-1) * values).sum((-1, -2)).mT
-
-
-@_disable_dynamo
-def _draw(mix: TaskSource, batch: int, n: int, place: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return mix.sample(batch, n, **place)

@@ -27,22 +27,10 @@ def batched(
     *,
     may_nest: bool,
 ) -> list[Tensor]:
-    """Results of an op for each entry of the vmapped dimension, which leads in all of them.
+    """Results of an op for each entry of the vmapped dimension, of size `copies`, which leads in all of them.
 
-    Parameters
-    ----------
-    call : callable
-        The op on flat arguments, differentiable, with its results in one list.
-    name : str
-        Which op it is.
-    copies : int
-        Size of the vmapped dimension.
-    in_dims : sequence of int or None
-        Where the vmapped dimension is in each argument.
-    flat : sequence
-        The op's flat arguments.
-    may_nest : bool
-        Whether torch.vmap may be called here.
+    `call` is the op on its `flat` arguments, differentiable, with its results in one list. `in_dims` is where the
+    vmapped dimension is in each argument. `may_nest` is whether torch.vmap may be called here.
     """
     moved = [arg if dim is None else arg.movedim(dim, 0) for arg, dim in zip(flat, in_dims, strict=True)]
     is_batched = [dim is not None for dim in in_dims]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import add_caption, add_title, new_figure, with_gaps, wrapped
+from fastlin.plots.style import add_caption, add_title, edged, new_figure, with_gaps, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,15 +59,9 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
         error = [0.0 if value is None else value for value in curve["error"] or [None] * len(y)]
         alone = all(other["points"] or other["colour"] != curve["colour"] for other in one["curves"])
         aside = _ASIDE * (curve["colour"] - 4) if alone and one["x_label"].endswith(" n") else 0.0
-        markers: dict[str, Any] = {
-            "marker": marker,
-            "markersize": 4.5,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.5,
-        }
         lines: dict[str, Any] = {"color": colour, "linestyle": "-" if alone else "none", "linewidth": 0.9}
-        bars: dict[str, Any] = {"yerr": error, "elinewidth": 1, "capsize": 2}
-        axes.errorbar([x + aside for x in curve["x"]], y, label=curve["label"], **markers, **lines, **bars)
+        bars: dict[str, Any] = {"yerr": error, "elinewidth": 1, "capsize": 2, "label": curve["label"]}
+        axes.errorbar([x + aside for x in curve["x"]], y, **edged(marker, 4.5, 0.5), **lines, **bars)
     for x, colour in one["marks"]:
         axes.axvline(x, color=_COLOURS[colour % len(_COLOURS)], linestyle=(0, (4, 3)), linewidth=0.9, alpha=0.8)
     if one["logarithmic"]:

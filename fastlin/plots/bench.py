@@ -67,7 +67,6 @@ def bench_figures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def table_cases(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cases that are no points of a curve."""
     return [case for case in record["cases"] if case["axis"] is None]
 
 
@@ -97,7 +96,6 @@ def _rates(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _look(label: str) -> tuple[str, str]:
-    """Colour and marker."""
     return _LOOKS[re.split("[-:@]", label)[0]]
 
 

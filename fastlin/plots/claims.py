@@ -61,7 +61,6 @@ def _draw_gaps(axes: Axes, picture: dict[str, Any]) -> None:
 
 
 def _draw_prompts(axes: Axes, picture: dict[str, Any]) -> None:
-    """Norms of the prompts, and the paper's."""
     n, norms = picture["n"], picture["prompts"]
     for key, label in _PROMPTS.items():
         _draw_curve(axes, n, norms[key], f"{label}: {norms[key][0]:.4g} at every n", key)

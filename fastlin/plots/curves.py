@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import add_caption, new_figure, read_record, save, wrapped
+from fastlin.plots.style import add_caption, edged, new_figure, read_record, save, wrapped
 from fastlin.training.regimes import CLOSED_FORMS
 
 if TYPE_CHECKING:
@@ -36,17 +36,11 @@ def theory_figure(record: dict[str, Any]) -> Figure:
     asked = [line["n"].index(n) for n in record["n"]]
     for keys, label in _groups(record):
         first, form = keys[0], CLOSED_FORMS[keys[0]]
-        markers: dict[str, Any] = {
-            "marker": form.marker,
-            "markersize": 6,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.7,
-        }
         dashes = "-" if form.dashes is None else (0, form.dashes)
         lines: dict[str, Any] = {"linestyle": dashes, "linewidth": 1.6, "color": form.colour}
         risks = [math.nan if loss is None else loss / unit for loss in line["losses"][first]]
         text = textwrap.fill(label + "*" * any(key in noted for key in keys), 42)
-        axes.plot(line["n"], risks, label=text, markevery=asked, **markers, **lines)
+        axes.plot(line["n"], risks, label=text, markevery=asked, **edged(form.marker, 6, 0.7), **lines)
     _scale_lengths(axes, record["n"])
     _scale_risk(axes, record)
     title = record["name"] + (f": {record['description']}" if record["description"] else "")

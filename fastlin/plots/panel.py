@@ -64,8 +64,6 @@ def _draw_lines(axes: Axes, record: dict[str, Any]) -> None:
 
 
 class _Group(NamedTuple):
-    """The points of a model in a regime."""
-
     x: list[float]  # places, with an offset for each model
     rows: list[dict[str, Any]]
     label: str
@@ -126,7 +124,6 @@ def _drawn(row: dict[str, Any]) -> float:
 
 
 def _draw_excess(axes: Axes, record: dict[str, Any]) -> None:
-    """Excess of the best trial over its closed form."""
     axes.axhline(0.0, color="black", linewidth=0.8)
     for group in _groups(record):
         smaller = {**group.style, "markersize": 0.8 * group.style["markersize"]}

@@ -45,7 +45,6 @@ def training_figure(record: dict[str, Any]) -> Figure:
 
 
 def _draw_cell(axes: Axes, cell: dict[str, Any], unit: float) -> None:
-    """Curves of one cell; a regime has the colour of its closed form."""
     colour, marker = look(cell["regime"])
     steps, best, low, high = [], [], [], []
     for entry in cell["records"]:

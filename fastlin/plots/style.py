@@ -27,6 +27,10 @@ def look(name: str) -> tuple[str, str]:
     return ("#17becf", "*") if form is None else (form.colour, form.marker)
 
 
+def edged(marker: str, size: float, edge: float) -> dict[str, Any]:
+    return {"marker": marker, "markersize": size, "markeredgecolor": "white", "markeredgewidth": edge}
+
+
 def check_installed() -> None:
     """Raise an error if matplotlib is missing; called before training, which can take hours."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -37,7 +41,6 @@ def check_installed() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, sizes in inches, that needs no window."""
     check_installed()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,7 +51,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:
-    """The record NAME.json of a folder."""
     record: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     return record
 
@@ -59,17 +61,14 @@ def with_gaps(values: Iterable[float | None]) -> list[float]:
 
 
 def wrapped(sentences: Iterable[str], characters: int) -> str:
-    """Sentences, each on its own lines."""
     return "\n".join(textwrap.fill(sentence, characters) for sentence in sentences)
 
 
 def add_title(figure: Figure, text: str, size: float) -> None:
-    """Write text above the axes."""
     figure.suptitle(text, fontsize=size, parse_math=False)
 
 
 def add_caption(figure: Figure, text: str, size: float = 7.2) -> None:
-    """Write text below the axes."""
     figure.supxlabel(text, fontsize=size, x=0.02, ha="left", parse_math=False)
 
 

@@ -128,7 +128,7 @@ def _parse(document: dict[str, Any]) -> Config:
             raise _wrong(field, values[field], FIELDS[field])
     d = _integer("dimension", values["dimension"], 1, _MAX_DIMENSION)
     entries = _entries("means", values["means"], None, FIELDS["means"])
-    means = [_vector(f"means[{k}]", entry, d) for k, entry in enumerate(entries)]
+    means = [_vector(f"means[{k}]", entry, d, f"a finite number or a list of {d}") for k, entry in enumerate(entries)]
     one_each = f"a list of {len(means)}, one for each of means"
     entries = _entries("covariances", values["covariances"], len(means), one_each)
     covariances = [_matrix(f"covariances[{k}]", entry, d) for k, entry in enumerate(entries)]
@@ -148,8 +148,7 @@ def _parse(document: dict[str, Any]) -> Config:
     return Config(values["name"], values["description"], lengths, mixture, values)
 
 
-def _vector(where: str, value: Any, d: int) -> list[float]:
-    wants = f"a finite number or a list of {d}"
+def _vector(where: str, value: Any, d: int, wants: str) -> list[float]:
     return _numbers(where, value, d, wants) if isinstance(value, list) else [_number(where, value, wants)] * d
 
 
@@ -158,7 +157,7 @@ def _matrix(where: str, value: Any, d: int) -> list[list[float]]:
     if isinstance(value, list) and value and isinstance(value[0], list):
         rows = _entries(where, value, d, wants)
         return [_numbers(f"{where}[{i}]", row, d, f"a list of {d} finite numbers") for i, row in enumerate(rows)]
-    diagonal = _numbers(where, value, d, wants) if isinstance(value, list) else [_number(where, value, wants)] * d
+    diagonal = _vector(where, value, d, wants)
     return [[entry if i == j else 0.0 for j in range(d)] for i, entry in enumerate(diagonal)]
 
 

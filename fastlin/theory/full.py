@@ -172,5 +172,4 @@ def _pair_trace(x: Tensor) -> Tensor:
 
 
 def _symmetrised(x: Tensor) -> Tensor:
-    """x_ij + x_ji over the attention heads."""
     return x + x.transpose(1, 2)

@@ -165,11 +165,9 @@ class Judge:
             return theory.Bound(error.infimum)
 
     def _family_optimum(self) -> FamilyOptimum | None:
-        """The optimum of pretraining, of full and of value-only fine-tuning; None where theory has none.
-
-        The few-shot loss of zs+fs ends with weight 0: its optimum is that of zs. For several attention heads only the
-        optimum of full fine-tuning is known: the noise.
-        """
+        """The optimum of pretraining, of full and of value-only fine-tuning; None where theory has none."""
+        # The few-shot loss of zs+fs ends with weight 0: its optimum is that of zs. For several attention heads only the
+        # optimum of full fine-tuning is known: the noise.
         config, mix = self.config, self.config.mix
         T = _task_moment(mix)
         name, _, part = config.regime.name.partition(":")

@@ -70,7 +70,6 @@ def opened(config: RunConfig, team: Team, path: Path | None, resume: bool) -> It
 
 
 def _compare(first: dict[str, Any], own: dict[str, Any], rank: int) -> None:
-    """Raise when the arguments of this process differ from those of the first."""
     difference = first_difference(first, own)
     if difference is not None:
         name, theirs, ours = difference

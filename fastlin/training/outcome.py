@@ -26,7 +26,7 @@ def measure(loop: Loop) -> dict[str, Any]:
     for raw in model.parameters():
         raw[list(loop.diverged)] = torch.nan
     estimate, best = judge.final(model, prompts)
-    numbers = {name: _finite_or_none(values) for name, values in estimate._asdict().items()}
+    numbers = {name: finite_or_none(values) for name, values in estimate._asdict().items()}
     theory = None if judge.optimum is None else float(judge.optimum)
     diverged = list(loop.diverged.items())
     return {**numbers, "best": best, "theory": theory, "diverged": diverged, "seconds": loop.seconds}
@@ -49,7 +49,8 @@ def history(records: list[dict[str, Any]], trials: int) -> dict[str, Tensor]:
     return columns
 
 
-def _finite_or_none(values: Tensor) -> list[float | None]:
+def finite_or_none(values: Tensor) -> list[float | None]:
+    """Numbers as JSON has them."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 

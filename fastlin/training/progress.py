@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from fastlin.training.judge import excess_percent
@@ -23,15 +22,8 @@ class Progress:
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                total=steps,
-                initial=done,
-                unit="step",
-                desc=name,
-                bar_format=_FORMAT,
-                dynamic_ncols=True,
-                file=sys.stderr,
-            )
+            place: dict[str, Any] = {"bar_format": _FORMAT, "dynamic_ncols": True, "file": sys.stderr}
+            self._bar = tqdm(total=steps, initial=done, unit="step", desc=name, **place)
 
     def show(self, step: int, sequences: int, records: list[dict[str, Any]], optimum: float | None) -> None:
         """Update the bar, at most once in 0.25 s."""
@@ -45,13 +37,12 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
 def _best(records: list[dict[str, Any]], optimum: float | None) -> str:
-    """Loss and excess of the best trial at the last record."""
     last = next((record for record in reversed(records) if "loss" in record), None)
     losses = [loss for loss in (last or {}).get("loss", []) if loss is not None]
     if last is None or not losses:

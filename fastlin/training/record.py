@@ -10,7 +10,6 @@ One process at a time holds the folder's lock, which the system releases when th
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,15 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import filelock
 from msgspec import Meta, Struct, to_builtins
 from torch import Tensor
 
 from fastlin import _tensors
-from fastlin._files import FileError, check_kind, checked, digest, naming, read_json, write_json
+from fastlin._files import FileError, check_kind, checked, digest, locked, naming, no_folder, read_json, write_json
 
 MODEL, RECORDS, RUN = "model.safetensors", "records.jsonl", "run.json"
-_CHECKPOINT, _RESULT, _LOCK = "checkpoint.safetensors", "result.json", ".lock"
+_CHECKPOINT, _RESULT = "checkpoint.safetensors", "result.json"
 _KIND = "fastlin run"
 # Temporary files of `_files.replacing` that a killed process left.
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
@@ -86,7 +84,7 @@ def ended(path: Path) -> tuple[RunFile, Result, list[dict[str, Any]]]:
     """Description, result and records of a run that has ended, without a lock; else a FileError."""
     if not holds_a_run(path):
         raise FileError(f"{path}: holds no run, wants the folder of one that has ended")
-    if not _has_ended(path):
+    if not (path / _RESULT).exists():
         raise FileError(f"{path}: holds a run that has not ended; `train` with resume=True (--resume) resumes it")
     return _run_file(path), *_result(path)
 
@@ -98,14 +96,10 @@ def holds_a_run(path: Path) -> bool:
     except FileNotFoundError:
         names = []
     except NotADirectoryError:
-        raise _no_folder(path) from None
+        raise no_folder(path) from None
     if names and RUN not in names:
         raise FileError(f"{path}: holds {names[0]} and no {RUN}; wants a new folder, or one that holds a run")
     return bool(names)
-
-
-def _has_ended(path: Path) -> bool:
-    return (path / _RESULT).exists()
 
 
 def _run_file(path: Path) -> RunFile:
@@ -124,7 +118,6 @@ def _result(path: Path) -> tuple[Result, list[dict[str, Any]]]:
 
 
 def _records_up_to(path: Path, position: Position) -> bytes:
-    """The records up to a position, whose checksum must be right."""
     file = path / RECORDS
     data = file.read_bytes()[: position.bytes] if file.exists() else b""
     if len(data) != position.bytes or hashlib.sha256(data).hexdigest() != position.sha256:
@@ -145,7 +138,8 @@ class Folder:
         self._hash = hashlib.sha256()
         self._config = dict(config)
         holds_a_run(path)
-        self._lock = _locked(path)
+        busy = f"{path}: another process is training in this folder; wants a folder for each run"
+        self._lock = locked(path, FolderInUseError(busy)).lock
         try:
             if holds_a_run(path):
                 if not resume:
@@ -164,7 +158,6 @@ class Folder:
             raise
 
     def _compare(self, run: RunFile) -> None:
-        """Raise when the folder holds a run of another configuration."""
         difference = first_difference(run.config, self._config)
         if difference is not None:
             name, theirs, own = difference
@@ -179,7 +172,7 @@ class Folder:
 
     def result(self) -> tuple[Result, list[dict[str, Any]]] | None:
         """Result and records of a run that has ended, else None."""
-        return _result(self.path) if _has_ended(self.path) else None
+        return _result(self.path) if (self.path / _RESULT).exists() else None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
@@ -238,35 +231,11 @@ class Folder:
             self._lock.release()
 
     def _position(self) -> Position:
-        """Position at the end of the records, once these are on disk."""
         size = 0
         if self._file is not None:
             os.fsync(self._file.fileno())
             size = self._file.tell()
         return Position(size, self._hash.hexdigest())
-
-
-def _locked(path: Path) -> filelock.BaseFileLock:
-    """The lock of a folder; creates the folder."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise _no_folder(path) from None
-    lock = filelock.FileLock(path / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        if not (path / _LOCK).exists():
-            raise OSError(errno.EACCES, "cannot write into the folder", str(path)) from None
-        raise FolderInUseError(
-            f"{path}: another process is training in this folder; wants a folder for each run"
-        ) from None
-    return lock
-
-
-def _no_folder(path: Path) -> FileError:
-    file = path if path.exists() else next(parent for parent in path.parents if parent.exists())
-    return FileError(f"{file}: is a file, wants a folder")
 
 
 def first_difference(a: Any, b: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+import msgspec
+
 from fastlin import theory
 from fastlin._checks import choice
 from fastlin.data.sources import TaskMixture
@@ -28,8 +30,7 @@ class ClosedForm(NamedTuple):
     label: str
     colour: str
     marker: str
-    dashes: tuple[float, float] | None = None
-    """Lengths of dash and gap in points; None draws a solid line."""
+    dashes: tuple[float, float] | None = None  # lengths of dash and gap in points; None draws a solid line
 
     @property
     def name(self) -> str:
@@ -65,11 +66,6 @@ class Term:
         first, last = self.weight
         return first + (last - first) * progress
 
-    @classmethod
-    def restore(cls, described: Mapping[str, Any]) -> Self:
-        """The term of a described one."""
-        return cls(**{**described, "weight": tuple(described["weight"])})
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -93,11 +89,6 @@ class Phase:
     trains: tuple[str, ...]
     prompts: bool
     objective: tuple[Term, ...] = (Term(),)
-
-    @classmethod
-    def restore(cls, described: Mapping[str, Any]) -> Self:
-        """The phase of a described one."""
-        return cls(tuple(described["trains"]), described["prompts"], tuple(map(Term.restore, described["objective"])))
 
 
 @dataclass(frozen=True)
@@ -153,14 +144,18 @@ class Regime:
     def restore(cls, described: Mapping[str, Any]) -> Self:
         """The inverse of `describe`, also after a round trip through JSON."""
         variants = tuple(cls.restore(row) for row in described["variants"])
-        phases = tuple(map(Phase.restore, described["phases"]))
-        judged = Term.restore(described["judged"])
+        phases = msgspec.convert(described["phases"], tuple[Phase, ...])
+        judged = msgspec.convert(described["judged"], Term)
         return cls(**{**described, "phases": phases, "judged": judged, "variants": variants})
 
 
 _PLAIN = Phase(("attention", "heads"), prompts=False)
 _PROMPTS = Phase(("prompts",), prompts=True)
 _ALL = Phase(("attention", "heads", "prompts"), prompts=True)
+
+_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tuned", "#ff7f0e", "s")
+_ONE_PROMPT = ClosedForm(theory.one_prompt, "one prompt", "#e377c2", "<")
+_DECOUPLED = ClosedForm(theory.decoupled, "decoupled", "#2ca02c", "D")
 
 STUDIES = ("prompts", "forgetting")
 _ZERO_SHOT, _FEW_SHOT = Term(0, source="target"), Term(None, (1.0, 0.0), "target")
@@ -171,24 +166,10 @@ REGIMES = {
     row.name: row
     for row in (
         Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", "#1f77b4", "o")),
-        Regime(
-            "fine-tune",
-            (_PLAIN, _PROMPTS),
-            closed_form=ClosedForm(theory.fine_tuned, "fine-tuned", "#ff7f0e", "s"),
-        ),
-        Regime(
-            "one-prompt",
-            (_ALL,),
-            task_prompts=False,
-            closed_form=ClosedForm(theory.one_prompt, "one prompt", "#e377c2", "<"),
-        ),
+        Regime("fine-tune", (_PLAIN, _PROMPTS), closed_form=_FINE_TUNED),
+        Regime("one-prompt", (_ALL,), task_prompts=False, closed_form=_ONE_PROMPT),
         Regime("joint", (_ALL,), closed_form=ClosedForm(theory.joint, "joint", "#d62728", "^")),
-        Regime(
-            "joint+heads",
-            (_ALL,),
-            task_heads=True,
-            closed_form=ClosedForm(theory.decoupled, "decoupled", "#2ca02c", "D"),
-        ),
+        Regime("joint+heads", (_ALL,), task_heads=True, closed_form=_DECOUPLED),
         Regime("heads", (_PLAIN,), task_heads=True),
         Regime("pretrain", (_PLAIN,), study="forgetting"),
         *(

@@ -162,6 +162,7 @@ def train(
     Returns
     -------
     Run
+        The trained trials, their risk, and the optimum of the regime where one is known.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastlin import theory
 from fastlin._checks import choice
-from fastlin._files import FileError, read_json, replacing
+from fastlin._files import FileError, read_json, write_text
 from fastlin._tables import align, number
 from fastlin.settings import Config
 from fastlin.training.judge import excess_percent
@@ -50,8 +50,7 @@ def train_cells(
             row = {"regime": regime, "n": n, "folder": folder, **summary(run)}
             report(row)
             cells[folder] = row
-            with replacing(out / SUMMARY) as temporary:
-                temporary.write_text(json.dumps(_described(config, cells), indent=1) + "\n", encoding="utf-8")
+            write_text(out / SUMMARY, json.dumps(_described(config, cells), indent=1) + "\n")
     return _described(config, cells)
 
 
@@ -68,7 +67,6 @@ class Summary(Struct, frozen=True):
 
 
 def _earlier_cells(out: Path) -> dict[str, Any]:
-    """Cells of an existing summary.json, by folder."""
     path = out / SUMMARY
     if not path.exists():
         return {}

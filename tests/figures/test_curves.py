@@ -32,11 +32,11 @@ def settings(mix, lengths, name="test", description=""):
 def test_losses_are_those_of_the_theory():
     found = load("A2d").with_lengths([0, 1, 10])
     at = curves.evaluate(found.mixture, found.context_lengths)
-    assert (at.n, list(at.losses), at.notes) == ([0, 1, 10], KEYS, [])
+    assert (at["n"], list(at["losses"]), at["notes"]) == ([0, 1, 10], KEYS, [])
     for key in KEYS:
-        assert at.losses[key] == [float(getattr(theory, key)(found.mixture, n)) for n in (0, 1, 10)]
+        assert at["losses"][key] == [float(getattr(theory, key)(found.mixture, n)) for n in (0, 1, 10)]
     for i in range(3):
-        losses = [at.losses[key][i] for key in KEYS]
+        losses = [at["losses"][key][i] for key in KEYS]
         assert all(a >= b * (1 - 1e-12) for a, b in itertools.pairwise(losses)), losses
 
 
@@ -62,11 +62,12 @@ def test_an_infimum_that_is_not_attained_is_shown_and_said():
     at = curves.evaluate(mixture(0.0), [0, 4])
     reason = "a mean lies outside the range of the singular mean task covariance"
     noted = ["joint", "shared_shift", "decoupled", "scaled_heads"]
-    assert at.notes == [curves.Note(key, f"not attained, the infimum is shown: {reason}", [4]) for key in noted]
+    text = f"not attained, the infimum is shown: {reason}"
+    assert at["notes"] == [{"curve": key, "text": text, "n": [4]} for key in noted]
     nearly = curves.evaluate(mixture(1e-10), [0, 4])
-    assert nearly.notes == []
+    assert nearly["notes"] == []
     for key in KEYS:
-        assert at.losses[key] == pytest.approx(nearly.losses[key], rel=1e-6)
+        assert at["losses"][key] == pytest.approx(nearly["losses"][key], rel=1e-6)
 
 
 def test_not_attained_is_an_error_with_its_infimum():
@@ -82,10 +83,10 @@ def test_not_attained_is_an_error_with_its_infimum():
 def test_a_task_without_variance_has_no_head():
     mix = TaskMixture([[1.0], [0.0]], [[[1.0]], [[0.0]]], [0.5, 0.5], noise_std=1.0)
     at = curves.evaluate(mix, [3])
-    assert [(note.curve, note.text.split(": ")[1]) for note in at.notes] == [
+    assert [(note["curve"], note["text"].split(": ")[1]) for note in at["notes"]] == [
         ("scaled_heads", "the context carries no information about a task, which needs a head of size zero")
     ]
-    assert at.losses["heads_lower_bound"][0] <= at.losses["scaled_heads"][0] < at.losses["decoupled"][0]
+    assert at["losses"]["heads_lower_bound"][0] <= at["losses"]["scaled_heads"][0] < at["losses"]["decoupled"][0]
 
 
 def fails(mix, n):

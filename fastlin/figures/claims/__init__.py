@@ -29,22 +29,11 @@ def compute(
     seed: int = 0,
     report: Callable[[dict[str, Any]], object] = lambda entry: None,
 ) -> dict[str, Any]:
-    """Check all claims.
+    """Check all claims; returns the record, ready for JSON, whose picture is that of `fastlin.plots.claims_figure`.
 
-    Parameters
-    ----------
-    out : Path
-        Trained cells are in its folder cells/claims: reads those that have ended, resumes those that were stopped.
-    trials, steps, batch, seed : int
-        Options of `train`; random problems, starts and samples use the same seed.
-    report : callable
-        Called with each entry as soon as it is checked; `line` formats it.
-
-    Returns
-    -------
-    dict
-        The record, ready for JSON: training, versions; claims, each with name, statement, finding, verdict, holds and
-        numbers; picture, the data of `fastlin.plots.claims_figure`.
+    Trained cells are in the folder cells/claims of `out`: reads those that have ended, resumes those that were stopped.
+    Random problems, starts and samples use the seed of `train`. Calls `report` with each entry as soon as it is
+    checked; `line` formats it.
     """
     cells = Cells(out / "cells" / "claims", trials, steps, batch, seed)
     checked = entries(_claims(cells), report)
@@ -58,7 +47,6 @@ def compute(
 
 
 def _claims(cells: Cells) -> list[Callable[[], Claim]]:
-    """A function to check each claim, in the order of the report."""
     a, b, c, d = map(load, ("2a", "2b", "2c", "2d"))
     problems = [*closed.shipped_problems(), *closed.random_problems(_RANDOM_PROBLEMS, cells.seed)]
     return [

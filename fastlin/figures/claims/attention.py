@@ -27,6 +27,17 @@ _SCALED_HEADS = {("Figure A1(d)", 10): 20.599393}
 _AUTHORS = (0.19, 0.32, 0.63)
 # Two numbers differ when they are this many standard errors apart: 3e-7 of normal draws exceed it.
 _SIGMAS = 5.0
+_STATEMENTS = {
+    "Zero means": "Figure 2(b): when all task means are zero, prompts and heads bring nothing and all regimes "
+    "coincide.",
+    "Assumption 1": "Assumption 1: W = [[W, 0], [0, 0]] and the head e_m lose nothing; Figure 2(a) compares both "
+    "models.",
+    "Proposition 1": "Proposition 1: the lowest loss with task-specific heads and prompts equals L_PGD of debiased "
+    "descent.",
+    "The decoupled bound in training": "Section 5 and Figure 2(d): trained heads and prompts follow the theory of "
+    "debiased descent.",
+}
+"""What the paper says, by the name of the claim."""
 # Sequences in a batch: 20 tokens of four float64 numbers take 84 MB.
 _PIECE = 1 << 17
 
@@ -52,20 +63,16 @@ def zero_means(setting: Config, cells: Cells, n: int = 10) -> Claim:
         verdict = "All regimes coincide, in the closed forms to rounding and trained to the accuracy of training."
     else:
         verdict = f"The closed forms coincide; the trained models are not within {percent(TRAINED)} of them."
-    statement = "Figure 2(b): when all task means are zero, prompts and heads bring nothing and all regimes coincide."
     finding = (
         f"{setting.name}: the four closed forms differ by at most {apart:.1g} of themselves over n = "
         f"{', '.join(map(str, setting.context_lengths))}. Full models trained at n = {n} ({cells.described()}) are "
         f"within {percent(far)} of the closed form and {percent(trained_apart)} of each other."
     )
-    return Claim("Zero means", statement, finding, verdict, None if equal and not close else equal, numbers)
+    return _claim("Zero means", finding, verdict, None if equal and not close else equal, numbers)
 
 
 def assumption(setting: Config, cells: Cells, lengths: Sequence[int] = (10, 40)) -> Claim:
-    """The cost of Assumption 1 in joint training: the reduced model's optimum against the full model's minimum.
-
-    Trains a model at the first length.
-    """
+    """The cost of Assumption 1 in joint training: the reduced model's optimum against the full model's minimum."""
     mix, numbers = setting.mixture, []
     bound, least, doubt = {}, {}, 0.0
     for n in lengths:
@@ -87,15 +94,13 @@ def assumption(setting: Config, cells: Cells, lengths: Sequence[int] = (10, 40))
     if lossy:
         verdict += f"; the trained model {'gets' if risk < bound[n] else 'does not get'} below the reduced optimum"
     shown = ", ".join(f"{signed(least[length] / bound[length] - 1.0)} at n = {length}" for length in lengths)
-    statement = "Assumption 1: W = [[W, 0], [0, 0]] and the head e_m lose nothing; Figure 2(a) compares both models."
     finding = (
         f"{setting.name}: the lowest loss of the full model with prompts and one head, an upper bound of its infimum "
         f"from seeded starts that agree to {doubt:.1g}, differs from L_JT by {shown}. A full model trained at n = {n} "
         f"({cells.described()}) ends {signed(risk / bound[n] - 1.0)} from L_JT and {signed(risk / least[n] - 1.0)} "
         "from that minimum."
     )
-    verdict = verdict + "."
-    return Claim("Assumption 1", statement, finding, verdict, not lossy, numbers)
+    return _claim("Assumption 1", finding, f"{verdict}.", not lossy, numbers)
 
 
 def counterexample() -> TaskMixture:
@@ -158,12 +163,11 @@ def proposition(
         verdict = "L_PGD is the infimum: it equals the lower bound."
     else:
         verdict = "Not decided: nothing below L_PGD was found, and the lower bound is below it."
-    statement = "Proposition 1: the lowest loss with task-specific heads and prompts equals L_PGD of debiased descent."
     finding = (
         f"In the counterexample heads and prompts reach {'; '.join(shown)}. In {scaled.name} at n = {scaled_n} heads "
         f"with a step length for each task reach {least:.6f} against {optimum:.6f} ({signed(excess(least, optimum))})."
     )
-    return Claim("Proposition 1", statement, finding, verdict, False if not equal else tight or None, numbers)
+    return _claim("Proposition 1", finding, verdict, False if not equal else tight or None, numbers)
 
 
 def paired(
@@ -201,11 +205,13 @@ def bound_reached(settings: Sequence[Config], cells: Cells, n: int = 50) -> Clai
     else:
         verdict = f"Not decided: these runs do not come within {percent(TRAINED)} of the bound."
     theirs = ", ".join(f"{100 * ratio:.0f} %" for ratio in _AUTHORS)
-    statement = "Section 5 and Figure 2(d): trained heads and prompts follow the theory of debiased descent."
     finding = (
         f"Full models trained with heads and prompts at n = {n} ({cells.described()}) end "
         f"{', '.join(f'{signed(ratio)} ({name})' for name, ratio in above.items())} from the bound. The authors' "
         f"stored results miss it by {theirs} in three settings, which our notes do not name: they may be others."
     )
-    holds = False if below else reached or None
-    return Claim("The decoupled bound in training", statement, finding, verdict, holds, numbers)
+    return _claim("The decoupled bound in training", finding, verdict, False if below else reached or None, numbers)
+
+
+def _claim(name: str, finding: str, verdict: str, holds: bool | None, numbers: list[Number]) -> Claim:
+    return Claim(name, _STATEMENTS[name], finding, verdict, holds, numbers)

@@ -41,7 +41,6 @@ class OrderingCase(NamedTuple):
 
 
 def shipped_problems() -> list[OrderingCase]:
-    """Every setting that ships, at its context lengths."""
     configs = [load(path) for path in dict.fromkeys(shipped().values())]
     return [OrderingCase("settings that ship", one.mixture, n) for one in configs for n in one.context_lengths]
 
@@ -93,7 +92,7 @@ def gaps(mix: TaskMixture, n: int) -> dict[str, float]:
 
 @one_thread()
 def rates(setting: Config, lengths: Sequence[int] = (100, 1000, 10_000, 100_000)) -> Claim:
-    """How fast the gaps close as the context grows: slopes between the last two lengths, scaled gaps, and their ratio.
+    """How fast the gaps close as n grows: slopes between the last two lengths, scaled gaps, and their ratio.
 
     Not decided where the slopes of the last two intervals still differ; needs three lengths or more.
     """
@@ -140,10 +139,8 @@ def _slope(first: float, last: float, low: float, high: float) -> float:
 
 
 def best_prompts(mix: TaskMixture, n: int, optimum: theory.Optimum) -> Tensor:
-    """Prompts (K, d) at which the loss is stationary for the W of an optimum: rows (W^-1 - n S) mu_k.
-
-    The closed forms of the prompts do not contain n; this formula does, and so can show that n cancels.
-    """
+    """Prompts (K, d) at which the loss is stationary for the W of an optimum: rows (W^-1 - n S) mu_k."""
+    # The closed forms of the prompts do not contain n; this formula does, and so can show that n cancels.
     means = mix.means
     inverse: Tensor = torch.linalg.solve(optimum.W, means.mT)
     return inverse.mT - n * means @ mix.feature_cov

@@ -32,17 +32,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, and the result of checking it."""
-
     name: str
-    statement: str
-    """What the paper says."""
-    finding: str
-    """What the numbers are."""
-    verdict: str
-    """What follows from them."""
-    holds: bool | None
-    """None where the numbers do not decide."""
+    statement: str  # what the paper says
+    finding: str  # what the numbers are
+    verdict: str  # what follows from them
+    holds: bool | None  # None where the numbers do not decide
     numbers: list[Number]
 
 
@@ -72,7 +66,8 @@ class Cells:
     def risk(self, name: str, mix: TaskMixture, regime: str, n: int) -> float:
         """Exact risk of the best trial of the full model; infinite when all diverged."""
         sizes: dict[str, Any] = {"trials": self.trials, "steps": self.steps, "batch": self.batch, "seed": self.seed}
-        run = train(mix, regime, n, **sizes, out=self.out / f"{_slug(name)}-{regime}-n{n}", resume=True)
+        slug = re.sub(r"[\W_]+", "-", name.lower()).strip("-")  # Figure 2(a) becomes figure-2-a
+        run = train(mix, regime, n, **sizes, out=self.out / f"{slug}-{regime}-n{n}", resume=True)
         return float(run.risk[run.best])
 
     def described(self) -> str:
@@ -81,13 +76,7 @@ class Cells:
         return f"{trials}, {self.steps} steps of {self.batch} sequences"
 
 
-def _slug(name: str) -> str:
-    """A name as part of a path: Figure 2(a) becomes figure-2-a."""
-    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
-
-
 def percent(ratio: float, form: str = ".3g") -> str:
-    """A ratio in percent."""
     return f"{100 * ratio:{form}} %"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fastlin._files import write_texts
-from fastlin._tables import csv_text
+from fastlin._tables import as_json as as_json
+from fastlin._tables import csv_text, markdown
 
 _ABOUT = (
     "PT, FT and JT are plain, fine-tuned and joint training, PGD is debiased preconditioned gradient descent. Losses "
@@ -19,13 +18,7 @@ _COLUMNS = (("n", ""), ("value", ".7g"), ("expected", ".7g"))
 _HOLDS = {True: "holds", False: "does not hold", None: "not decided"}
 
 
-def as_json(record: dict[str, Any]) -> str:
-    """The record as JSON."""
-    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def as_csv(record: dict[str, Any]) -> str:
-    """A row for each number: claim, quantity, n, value, expected."""
     columns = ("quantity", "n", "value", "expected")
     numbers = [(entry["name"], number) for entry in record["claims"] for number in entry["numbers"]]
     return csv_text(["claim", *columns], ([name, *(number[key] for key in columns)] for name, number in numbers))
@@ -36,10 +29,9 @@ def as_markdown(record: dict[str, Any]) -> str:
     training = ", ".join(f"{name} = {value}" for name, value in record["training"].items())
     paragraphs = ["# Claims of the paper, checked"]
     paragraphs += [f"{record['paper']}. {record.get('about', _ABOUT)} Training: {training}."]
-    rows = []
-    for i, entry in enumerate(record["claims"], 1):
-        rows.append([i, entry["name"], f"**{_HOLDS[entry['holds']]}**", entry["verdict"]])
-    paragraphs.append("\n".join(["| | claim | verdict | |", "|---|---|---|---|", *map(_row, rows)]))
+    verdicts = [(entry["name"], f"**{_HOLDS[entry['holds']]}**", entry["verdict"]) for entry in record["claims"]]
+    rows = [[str(i), *verdict] for i, verdict in enumerate(verdicts, 1)]
+    paragraphs.append(markdown(["", "claim", "verdict", ""], rows).rstrip())
     for i, entry in enumerate(record["claims"], 1):
         numbers = [
             [number["quantity"], *("" if number[key] is None else format(number[key], form) for key, form in _COLUMNS)]
@@ -50,19 +42,13 @@ def as_markdown(record: dict[str, Any]) -> str:
             f"**The paper.** {entry['statement']}",
             f"**Found.** {entry['finding']}",
             f"**Verdict.** {entry['verdict']}",
-            "\n".join(["| quantity | n | value | expected |", "|---|---:|---:|---:|", *map(_row, numbers)]),
+            markdown(["quantity", "n", "value", "expected"], numbers, numbers=3).rstrip(),
         ]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return "\n\n".join([*paragraphs, f"Made with {versions}."]) + "\n"
 
 
-def _row(cells: Iterable[object]) -> str:
-    """A row of a Markdown table; a bare bar would start a new column."""
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
 def line(entry: dict[str, Any]) -> str:
-    """A claim on one line."""
     return f"{entry['name']}: {_HOLDS[entry['holds']]}. {entry['verdict']}"
 
 

@@ -22,5 +22,3 @@ FIGURES = {
         ),
     )
 }
-
-__all__ = ["FIGURES"]

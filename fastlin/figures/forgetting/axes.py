@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fastlin._tables import csv_text
 from fastlin.figures.figure import Closing, Figure
+from fastlin.training.outcome import finite_or_none
 
 SHOTS = "test shots n"
 ERROR = "test error"
@@ -22,15 +22,12 @@ ERROR = "test error"
 class PlottedCurve:
     """A line of theory, or points that were sampled or trained, with standard errors."""
 
-    label: str
-    """Curves with the same label share a legend entry."""
+    label: str  # curves with the same label share a legend entry
     x: list[float]
     y: list[float | None]
     error: list[float | None] | None = None
-    points: bool = False
-    """Whether to draw points or a line."""
-    colour: int = 0
-    """Points belong to the line of their colour."""
+    points: bool = False  # whether to draw points or a line
+    colour: int = 0  # points belong to the line of their colour
     dashed: bool = False
 
 
@@ -48,26 +45,18 @@ class Axes:
 
 
 def line(label: str, x: Iterable[float], y: Tensor, colour: int, *, dashed: bool = False) -> PlottedCurve:
-    """A line of theory over x."""
-    return PlottedCurve(label, [float(value) for value in x], _numbers(y), colour=colour, dashed=dashed)
+    return PlottedCurve(label, [float(value) for value in x], finite_or_none(y), colour=colour, dashed=dashed)
 
 
 def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int) -> PlottedCurve:
-    """Sampled or trained points, with standard errors."""
-    return PlottedCurve(label, [float(value) for value in x], _numbers(y), _numbers(error), True, colour)
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    return PlottedCurve(label, [float(value) for value in x], finite_or_none(y), finite_or_none(error), True, colour)
 
 
 def as_dicts(axes: Sequence[Axes]) -> list[dict[str, Any]]:
-    """The axes for JSON."""
     return [asdict(one) for one in axes]
 
 
 def as_csv(name: str, axes: Sequence[Axes]) -> str:
-    """A row for each number of each curve."""
     rows = [
         [name, one.title, curve.label, "points" if curve.points else "theory", x, y, error]
         for one in axes
@@ -93,23 +82,18 @@ def distance(axes: Axes) -> float:
 class AxesFigure(Figure):
     """A figure whose record lists the axes to draw; a subclass without `cells` trains nothing."""
 
-    remarks: tuple[str, ...] = ()
-    """Sentences of the caption."""
+    remarks: tuple[str, ...] = ()  # sentences of the caption
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Any]:
-        """Nothing to train."""
         return []
 
     def kind(self, cells: Sequence[Any]) -> str:
-        """Key of the effort in `SCALES`."""
         return "forgetting"
 
     def opening(self, cells: Sequence[Any]) -> dict[str, Any]:
-        """Axes, empty until the cells have ended, and remarks."""
         return {"axes": [], "remarks": list(self.remarks)}
 
     def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
-        """Caption, CSV and table; the record gets the axes and the table."""
         axes, caption, text = self.result(record, folder)
         record["axes"], record["table"] = as_dicts(axes), text
         return Closing(caption, as_csv(self.name, axes), text)

@@ -28,6 +28,21 @@ _LONG = 10**6
 _STEPS = (0.03, 0.1, 0.3)
 EFFORT = "forgetting"
 """Key of the effort in `SCALES`."""
+_STATEMENTS = {
+    "Optima": "Theorems 4.1, 4.3 and 4.6: the optima of pretraining, full and value-only fine-tuning.",
+    "Threshold of shots": "Theorem 4.2: the pretrained optimum beats zero-shot exactly for n > d(1 + σ²/‖θ‖²) − 1.",
+    "Degradation under full fine-tuning": "Theorem 4.3: after full fine-tuning at zero shots E_n(θ0) > E_0(θ0) = σ² "
+    "for every n ≥ 1, and tends to ‖θ0‖² + σ².",
+    "Minimal update": "The update of the value matrix with the smallest Frobenius norm keeps its scalar w = 1; so does "
+    "gradient descent at zero shots, whose gradient in w is zero.",
+    "Task-wise and task-averaged scalars": "The best scalar is w*_n(θ) for one task, lower for θ0 than for others, and "
+    "(n+1)T/[(n+d+1)T + dσ²] on average, which tends to 1.",
+    "Excess error against the cosine": "With the scalar that is best for θ0, the excess on another task of its size "
+    "grows like (1 − cos)².",
+    "The auxiliary step": "A gradient step η on the few-shot loss from the value-only zero-shot optimum raises the "
+    "zero-shot error by η²(d+2)(d+4)‖g‖².",
+}
+"""What the paper says, by the name of the claim."""
 
 
 def compute(
@@ -78,9 +93,14 @@ def _far(values: Tensor, expected: float) -> float:
     return abs(float(mean(values)[0]) / expected - 1.0)
 
 
-def _verdict(far: float, allowed: float, what: str) -> tuple[str, bool]:
-    holds = far <= allowed
-    return f"{what} {'within' if holds else 'not within'} {percent(allowed)} of theory: {percent(far)}.", holds
+def _claim(name: str, finding: str, holds: bool, yes: str, no: str, numbers: list[Number]) -> Claim:
+    return Claim(name, _STATEMENTS[name], finding, yes if holds else no, holds, numbers)
+
+
+def _within(far: float, allowed: float, what: str, name: str, finding: str, numbers: list[Number]) -> Claim:
+    """A claim that holds where something is at most so far from theory."""
+    yes, no = (f"{what} {within} {percent(allowed)} of theory: {percent(far)}." for within in ("within", "not within"))
+    return _claim(name, finding, far <= allowed, yes, no, numbers)
 
 
 def reached(models: Sequence[Models]) -> Claim:
@@ -99,11 +119,9 @@ def reached(models: Sequence[Models]) -> Claim:
         ):
             numbers += _measured(f"{problem.name}: {name}", n, values, expected)
             worst = max(worst, _far(values, expected))
-    verdict, holds = _verdict(worst, _MINIMISED, "Losses that training minimises are")
     names = " and ".join(trained.problem.described() for trained in models)
-    statement = "Theorems 4.1, 4.3 and 4.6: the optima of pretraining, full and value-only fine-tuning."
     finding = f"Models trained in {names} are at most {percent(worst)} from the closed forms."
-    return Claim("Optima", statement, finding, verdict, holds, numbers)
+    return _within(worst, _MINIMISED, "Losses that training minimises are", "Optima", finding, numbers)
 
 
 def threshold(models: Models, seed: int) -> Claim:
@@ -128,15 +146,13 @@ def threshold(models: Models, seed: int) -> Claim:
     first, expected_first = (next((n for n in shots[1:] if e[n] < e[0]), -1) for e in (errors, theory))
     numbers.append(Number(f"first n with E_n < E_0, trained at m = {problem.m}", None, first, expected_first))
     sides = gaps[0][0] > 3 * gaps[0][1] and gaps[1][0] < -3 * gaps[1][1]
-    holds = sides and first == expected_first
-    statement = "Theorem 4.2: the pretrained optimum beats zero-shot exactly for n > d(1 + σ²/‖θ‖²) − 1."
     finding = (
         f"{problem.described()}: the threshold is {exact:g}. Sampled, n = {below} is {gaps[0][0]:+.3f} ± "
         f"{gaps[0][1]:.3f} from zero-shot and n = {above} is {gaps[1][0]:+.3f} ± {gaps[1][1]:.3f}. Models pretrained "
         f"at m = {problem.m} first beat zero-shot at n = {first}, their closed form at n = {expected_first}."
     )
-    verdict = "Both sides of the threshold are as stated." if holds else "The threshold was not met."
-    return Claim("Threshold of shots", statement, finding, verdict, holds, numbers)
+    yes, no = "Both sides of the threshold are as stated.", "The threshold was not met."
+    return _claim("Threshold of shots", finding, sides and first == expected_first, yes, no, numbers)
 
 
 def degradation(models: Models, seed: int) -> Claim:
@@ -156,17 +172,13 @@ def degradation(models: Models, seed: int) -> Claim:
     ]
     sure = min(float(centre) / float(spread) for centre, spread in zip(*mean(rises), strict=True))
     holds = bool((rises > 0).all()) and abs(value - limit) < 5 * error
-    statement = (
-        "Theorem 4.3: after full fine-tuning at zero shots E_n(θ0) > E_0(θ0) = σ² for every n ≥ 1, and tends to "
-        "‖θ0‖² + σ²."
-    )
     finding = (
         f"{problem.described()}: of {errors.shape[1]} seeds each has a higher error at every n tried; the mean rise is "
         f"at least {sure:.0f} standard errors. The family at n = 10⁶ has {value:.4f} ± {error:.4f}, theory "
         f"{limit:.4f}; the trained models are other minimisers, with other limits."
     )
-    verdict = "Few shots never help after full fine-tuning." if holds else "Some few-shot error is not above zero-shot."
-    return Claim("Degradation under full fine-tuning", statement, finding, verdict, holds, numbers)
+    yes, no = "Few shots never help after full fine-tuning.", "Some few-shot error is not above zero-shot."
+    return _claim("Degradation under full fine-tuning", finding, holds, yes, no, numbers)
 
 
 def minimal_update(models: Models) -> Claim:
@@ -182,15 +194,10 @@ def minimal_update(models: Models) -> Claim:
     ]
     far = max(_far(before, expected), _far(after, expected))
     holds = float(moved.max()) < 1e-6 and far <= _DERIVED
-    statement = (
-        "The update of the value matrix with the smallest Frobenius norm keeps its scalar w = 1; so does gradient "
-        "descent at zero shots, whose gradient in w is zero."
-    )
     finding = (
         f"Fine-tuning changed w by at most {float(moved.max()):.1g} of itself, and both are {percent(far)} from 1."
     )
-    verdict = "Fine-tuning keeps w." if holds else "w moved, or was not 1."
-    return Claim("Minimal update", statement, finding, verdict, holds, numbers)
+    return _claim("Minimal update", finding, holds, "Fine-tuning keeps w.", "w moved, or was not 1.", numbers)
 
 
 def _vertex(error: Callable[[float], Tensor]) -> Tensor:
@@ -225,16 +232,12 @@ def scalars(models: Models, axes: list[Axes]) -> Claim:
             points(name, shots, *mean(torch.stack(rows)), colour),
         ]
     axes.append(Axes("the best scalar", "test shots n", "w", curves))
-    verdict, holds = _verdict(worst, _DERIVED, "The best scalars of trained models are")
-    statement = (
-        "The best scalar is w*_n(θ) for one task, lower for θ0 than for others, and (n+1)T/[(n+d+1)T + dσ²] on "
-        "average, which tends to 1."
-    )
     finding = (
         f"{problem.described()}: minima over w of the trained value-only models are at most {percent(worst)} from the "
         f"formulas, over {len(tasks) + 1} tasks and n = {', '.join(map(str, shots))}."
     )
-    return Claim("Task-wise and task-averaged scalars", statement, finding, verdict, holds, numbers)
+    what, name = "The best scalars of trained models are", "Task-wise and task-averaged scalars"
+    return _within(worst, _DERIVED, what, name, finding, numbers)
 
 
 def _scalar_theory(problem: TuningProblem, theta: Tensor | None, n: Any) -> Tensor:
@@ -272,13 +275,12 @@ def cosine(models: Models, axes: list[Axes]) -> Claim:
         points("scalar of θ0", _COSINES, *mean(torch.stack(rows)), 1),
     ]
     axes.append(Axes(f"excess error at {m} shots", "cosine between the task and θ0", "excess error", curves))
-    verdict, holds = _verdict(far, 5 * _DERIVED, "Excess errors at cosines of 0 and less are")
-    statement = "With the scalar that is best for θ0, the excess on another task of its size grows like (1 − cos)²."
     finding = (
         f"{problem.described()}: at n = {m} and in the limit the excess of trained value-only models is at most "
         f"{percent(far)} from theory where it is not nearly zero."
     )
-    return Claim("Excess error against the cosine", statement, finding, verdict, holds, numbers)
+    what, name = "Excess errors at cosines of 0 and less are", "Excess error against the cosine"
+    return _within(far, 5 * _DERIVED, what, name, finding, numbers)
 
 
 def auxiliary_step(models: Models) -> Claim:
@@ -296,13 +298,8 @@ def auxiliary_step(models: Models) -> Claim:
         expected = forgetting.auxiliary_step_effect(gradient, step, problem.cov)
         numbers += _measured(f"rise of E_0(θ0), step {step:g}", 0, rise, float(expected.mean()))
         worst = max(worst, _far(rise, float(expected.mean())))
-    verdict, holds = _verdict(worst, 5 * _DERIVED, "Rises of the zero-shot error are")
-    statement = (
-        "A gradient step η on the few-shot loss from the value-only zero-shot optimum raises the zero-shot error by "
-        "η²(d+2)(d+4)‖g‖²."
-    )
     finding = (
         f"{problem.described()}: steps of {', '.join(f'{step:g}' for step in _STEPS)} on the {problem.m}-shot loss of "
         f"trained models raise their zero-shot errors by amounts that are at most {percent(worst)} from the formula."
     )
-    return Claim("The auxiliary step", statement, finding, verdict, holds, numbers)
+    return _within(worst, 5 * _DERIVED, "Rises of the zero-shot error are", "The auxiliary step", finding, numbers)

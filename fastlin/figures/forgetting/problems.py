@@ -22,31 +22,22 @@ REGIMES = ("zs:all", "zs:v")
 
 @dataclass(frozen=True, eq=False)
 class TuningProblem:
-    """Tasks to pretrain on, a task to fine-tune on, and their moments."""
-
     name: str
-    source: SphereTasks | TaskMixture
-    """Pretraining tasks, with mean zero."""
-    task: FixedTask
-    """Fine-tuning task, with the same features and noise."""
-    task_cov: Tensor
-    """Second moment (d, d) of the pretraining tasks."""
-    m: int
-    """Shots of pretraining."""
+    source: SphereTasks | TaskMixture  # pretraining tasks, with mean zero
+    task: FixedTask  # fine-tuning task, with the same features and noise
+    task_cov: Tensor  # second moment (d, d) of the pretraining tasks
+    m: int  # shots of pretraining
 
     @property
     def d(self) -> int:
-        """Number of features."""
         return self.task.d
 
     @property
     def cov(self) -> Tensor:
-        """Covariance (d, d) of the features."""
         return self.task.feature_cov
 
     @property
     def noise_variance(self) -> float:
-        """Variance of the label noise."""
         return self.task.noise_std**2
 
     @property
@@ -64,7 +55,6 @@ class TuningProblem:
         return forgetting.error(family, task.theta, n, **self.data)
 
     def described(self) -> str:
-        """Name and sizes, for sentences."""
         return f"{self.name} (d = {self.d}, σ² = {self.noise_variance:.3g}, m = {self.m})"
 
 
@@ -83,12 +73,9 @@ OTHER = _correlated()
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The trained models of a problem."""
-
     problem: TuningProblem
     pretrained: Run
-    tuned: Run
-    """All of REGIMES, fine-tuned from `pretrained`."""
+    tuned: Run  # all of REGIMES, fine-tuned from `pretrained`
 
     def errors(self, regime: str, task: FixedTask, shots: Sequence[int]) -> Tensor:
         """Exact errors (S, seeds) of a regime; "pretrain" is before fine-tuning."""
@@ -105,10 +92,8 @@ class Models:
 
 
 def rescaled(models: Models, regime: str) -> tuple[Tensor, Tensor]:
-    """W (seeds, m, m) and v (seeds, m) of a regime, scaled so that the features' block of W has the size of S^-1.
-
-    (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
-    """
+    """W (seeds, m, m) and v (seeds, m) of a regime, scaled so that the features' block of W has the size of S^-1."""
+    # (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
     rows = models.tuned.trials_of(regime)
     W, v = models.tuned.params["W"], models.tuned.params["v"]
     assert W is not None

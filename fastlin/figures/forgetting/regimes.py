@@ -42,13 +42,11 @@ class Training(FigureCell):
     layers: int = 1
 
     def call(self) -> dict[str, Any]:
-        """Arguments of `train` that depend on the cell."""
         sizes = {"n": self.setting.shots, "model": self.model, "attention_heads": self.attention_heads}
         target = {} if self.after is None else {"target": self.setting.task}
         return {"mix": self.setting.source, "regime": self.regimes, **sizes, **target}
 
     def row(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Regimes, risk and trials."""
         numbers = {name: summary[name] for name in ("excess_percent", "trials", "diverged")}
         return {"regimes": list(self.regimes), "risk": summary["best"], **numbers}
 
@@ -59,12 +57,10 @@ class Setting:
 
     dimension: int = 5
     noise_variance: float = 0.1
-    shots: int = 20
-    """Context length of pretraining, and the largest in tests."""
+    shots: int = 20  # context length of pretraining, and the largest in tests
 
     @property
     def source(self) -> SphereTasks:
-        """Pretraining tasks."""
         return SphereTasks(self.dimension, noise_std=self.noise_variance**0.5, bias=True)
 
     @property
@@ -82,8 +78,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class TrainedFigure(AxesFigure):
-    """A figure of models that were pretrained and fine-tuned."""
-
     name: str
     title: str
     regimes: tuple[str, ...] = EIGHT
@@ -93,7 +87,6 @@ class TrainedFigure(AxesFigure):
     setting: Setting = Setting()
 
     def cells(self, lengths: Sequence[int] | None = None) -> list[Training]:
-        """One pretraining run, and one run that fine-tunes it in all regimes."""
         same = (self.setting, self.model, self.attention_heads)
         return [
             Training(self.name, PRETRAIN, (PRETRAIN,), *same),
@@ -120,7 +113,6 @@ class TrainedFigure(AxesFigure):
         return by_regime
 
     def protocol(self, record: Mapping[str, Any]) -> str:
-        """The training, as a sentence."""
         asked = record["asked"]
         finite = "fresh data" if asked["preset"] == "tuned" else "fine-tuning on 100,000 points, with replacement"
         return (
@@ -144,7 +136,6 @@ class EightRegimes(TrainedFigure):
     """Figure 5: errors on the tuned task and on its opposite, and table 1."""
 
     def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
-        """Curves of all regimes, and table 1 with the findings."""
         trained = self.trained(record, folder)
         shots, axes, corners = range(self.setting.shots + 1), [], {}
         order = [PRETRAIN, *self.regimes]
@@ -177,7 +168,6 @@ class OnTheory(TrainedFigure):
     )
 
     def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
-        """Trained errors on the closed forms, and the excess over these."""
         trained, setting = self.trained(record, folder), self.setting
         task, shots, last = setting.task, range(setting.shots + 1), setting.shots
         errors = self.errors(trained, task, shots)

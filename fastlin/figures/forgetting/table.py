@@ -36,10 +36,8 @@ def _positive(gap: tuple[float, float]) -> bool:
 
 
 def ranks(corners: Corners, regimes: Sequence[str], task: str, shots: int) -> dict[str, str]:
-    """Best: no regime is significantly below. Worst: none is significantly above. Better: all others.
-
-    Compares logarithms: seeds of a regime that blows up differ by factors.
-    """
+    """Best: no regime is significantly below. Worst: none is significantly above. Better: all others."""
+    # Compares logarithms: seeds of a regime that blows up differ by factors.
     errors = {regime: corners[regime, task, shots].log() for regime in regimes if (regime, task, shots) in corners}
     words = {}
     for regime, own in errors.items():
@@ -72,7 +70,6 @@ def as_text(corners: Corners, regimes: Sequence[str], shots: int) -> str:
 
 
 def findings(corners: Corners, shots: int) -> list[dict[str, Any]]:
-    """The paper's findings, each with the difference that tests it."""
     tuned = sorted({regime for regime, _, _ in corners} - {"pretrain"})
     return [
         _extreme(corners, tuned, "zs:all", "θ0", 0, lowest=True),

@@ -28,12 +28,10 @@ class TheoryFigure(AxesFigure):
 
     name: str
     title: str
-    axes: Callable[..., list[Axes]]
-    """Called with batch, batches and seed of the samples."""
+    axes: Callable[..., list[Axes]]  # called with batch, batches and seed of the samples
     remarks: tuple[str, ...]
 
     def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
-        """Samples the points, and compares them with the closed forms."""
         asked = record["asked"]
         batch, batches = _SAMPLES[asked["scale"]]
         axes = self.axes(batch=batch, batches=batches, seed=asked["seed"])
@@ -46,7 +44,6 @@ class TheoryFigure(AxesFigure):
 
 
 def _comparison(axes: Sequence[Axes]) -> str:
-    """Closed form and sampled error of each point."""
     rows = []
     for one in axes:
         theory = {curve.label: dict(zip(curve.x, curve.y, strict=True)) for curve in one.curves if not curve.points}

@@ -126,7 +126,6 @@ def _token_moment(theta: Tensor, S: Tensor, s2: float) -> Tensor:
 
 
 def _apply(M: Tensor, a: Tensor) -> Tensor:
-    """M (R, d, d) times vectors (..., R, d)."""
     return torch.einsum("rcd,...rd->...rc", M, a)
 
 
