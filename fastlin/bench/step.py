@@ -1,0 +1,74 @@
+"""What a training step costs beyond its kernel: Python, the model's forms, the pull-back, the update."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastlin import _extension
+from fastlin.bench.cases import CaseShape
+from fastlin.bench.end_to_end import cell_config
+from fastlin.bench.rows import Row
+from fastlin.ops import call
+from fastlin.training.loop import Loop
+
+SIZES = ((1, 8192), (4, 256), (50, 8192))
+"""Trials and batch."""
+_SECONDS = 1.0
+
+
+def measure(row: Row, quick: bool) -> dict[str, Any]:
+    """Medians over the steps of the loop, in the regime joint with the full model at n = 20."""
+    if _extension.why_missing() is not None:
+        return {"lines": [], "values": {}, "skipped": {"fastlin": str(_extension.why_missing())}}
+    lines = [f"{'':16}{'step':>11}{'kernel':>11}{'beyond':>11}"]
+    values: dict[str, float] = {}
+    for trials, batch in SIZES:
+        steps, kernels = _times(trials, 64 if quick else batch, 0.0 if quick else _SECONDS)
+        beyond = [step - kernel for step, kernel in zip(steps, kernels, strict=True)]
+        name = f"{trials} x {batch}"
+        values |= {f"step of {name}": statistics.median(steps), f"beyond {name}": statistics.median(beyond)}
+        numbers = (statistics.median(times) for times in (steps, kernels, beyond))
+        lines.append(f"{name:16}" + "".join(f"{1e3 * number:8.3f} ms" for number in numbers))
+    return {"lines": lines, "values": values}
+
+
+def _times(trials: int, batch: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Seconds of steps, and of the kernel in each of them."""
+    shape = CaseShape("sampled_loss", B=batch, n=20, R=trials)
+    with _kernel_times() as kernels:
+        loop = Loop(cell_config(shape, 1 << 20), progress=False)
+        _, objective, first, end = next(loop._phases())
+        for _ in range(20):
+            loop._one_step(objective, first, end)
+        kernels.clear()
+        steps: list[float] = []
+        while len(steps) < 5 or sum(steps) < seconds:
+            start = time.perf_counter()
+            loop._one_step(objective, first, end)
+            steps.append(time.perf_counter() - start)
+        return steps, list(kernels)
+
+
+@contextmanager
+def _kernel_times() -> Iterator[list[float]]:
+    """A list to which every call of the CPU's kernel adds its seconds."""
+    module, seconds = _extension.loaded(), list[float]()
+    attention = module.attention
+
+    def timed(*arguments: Any) -> str:
+        start = time.perf_counter()
+        kernel: str = attention(*arguments)
+        seconds.append(time.perf_counter() - start)
+        return kernel
+
+    call.signatures.clear()  # plans of earlier calls hold the function
+    module.attention = timed  # type: ignore[attr-defined]
+    try:
+        yield seconds
+    finally:
+        module.attention = attention  # type: ignore[attr-defined]
+        call.signatures.clear()
