@@ -19,8 +19,8 @@ from fastlin import validation
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call, registered
 from fastlin.ops.api import Weight
-from fastlin.ops.arguments import Arguments, Given, Tensors, trials_of
-from fastlin.validation import Known, Settings
+from fastlin.ops.arguments import Arguments, Given, trials_of
+from fastlin.validation import Settings
 
 Stream = int | str | Sequence[int]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -209,7 +209,10 @@ def _loss(
     wants: str = "",
 ) -> tuple[Tensor, ...]:
     """Loss and per-task losses; outside of autograd, also the gradients of the `wants` letters."""
-    (options, plans), weights, known = checked(op, mix, tensors, weight, settings)
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise not_a_source(op, mix)
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    (options, plans), weights = call.signature(op, tensors, None, weight, settings, known)
     if options.backend == "reference":
         drawn = {"mix": mix, "n": n, "batch": batch, **place}
         literal: tuple[Tensor, Tensor] = registered.literal(op, tensors, None, weights, settings, **drawn)
@@ -243,14 +246,9 @@ _OF_DATA = {"sampled_loss": ("prompt_loss", "gram_loss"), "sampled_stack_loss": 
 """The same losses of given tokens, and of given Gram matrices."""
 
 
-def checked(
-    op: str, mix: TaskSource, tensors: Tensors, weight: Weight, settings: Settings
-) -> tuple[call.Signature, Tensor | None, Known]:
-    """The signature of a call, its weight as a tensor, and the sizes of its source."""
-    if isinstance(mix, type) or not hasattr(mix, "sample"):
-        raise TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
-    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
-    return *call.signature(op, tensors, None, weight, settings, known), known
+def not_a_source(op: str, mix: Any) -> TypeError:
+    """The error for a `mix` that cannot draw."""
+    return TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
 
 
 def for_each_trial(

@@ -18,8 +18,9 @@ from fastlin import validation
 from fastlin.backends import BackendError
 from fastlin.backends.eager import by_task, losses
 from fastlin.backends.problem import lift
+from fastlin.ops import call
 from fastlin.ops.api import Weight
-from fastlin.ops.sampled import Sequences, TaskSource, checked, for_each_trial, untraced
+from fastlin.ops.sampled import Sequences, TaskSource, for_each_trial, not_a_source, untraced
 from fastlin.validation import Settings
 
 # Numbers that a piece of a batch may have in memory: 64 MB of float32.
@@ -45,7 +46,10 @@ def softmax_loss(
     op, tensors = "softmax_loss", (None, None, None, p, None, None, W, v, None)
     place: dict[str, Any] = {**options}
     weight, see_query, backend = place.pop("weight", None), place.pop("see_query", False), place.pop("backend", "auto")
-    _, weight, _ = checked(op, mix, tensors, weight, Settings(see_query=see_query, backend=backend))
+    if isinstance(mix, type) or not hasattr(mix, "sample"):
+        raise not_a_source(op, mix)
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    _, weight = call.signature(op, tensors, None, weight, Settings(see_query=see_query, backend=backend), known)
     if backend not in ("auto", "eager"):
         raise BackendError(f"{op}: backend {backend!r} does not have softmax attention; wants 'auto' or 'eager'")
     streams = validation.streams(op, place.get("stream", 0), W.shape[0] if W.ndim > 2 else None)
