@@ -76,7 +76,7 @@ FASTLIN_HD FASTLIN_INLINE void fixed_box_muller(W w0, W w1, D& first, D& second)
 }
 
 // Constants of the rejection sampler for `freedom` degrees of freedom. Those in float serve
-// first_chi_attempt, which settles every attempt of 0 and 1 degrees, and none beyond 10^12.
+// float_attempt, which accepts every attempt of 0 and 1 degrees; beyond 10^12 nothing is settled in float.
 struct Freedom {
   FASTLIN_HD explicit Freedom(std::int64_t freedom)
       : k(static_cast<double>(freedom)),
@@ -148,13 +148,8 @@ class Chi {
   Which one_, waiting_;
 };
 
-template <class F>
-struct FloatFreedom {
-  F inverse_scale, squeeze, limit, root;
-};
-
-// The first attempt in float: its normal x, its value, and the lanes that stay open. In all others the
-// definition accepts this attempt. With d = k/2 - 1/3 the exact test is
+// An attempt in float: its value, and the lanes that stay open. In all others the definition accepts it. With
+// d = k/2 - 1/3 the exact test is
 //
 //   log u < f(s) = 3 d (log(1 + s) - s + s^2/2 - s^3/3),     f(s) >= -3/4 d s^4 h,    h = 1 - 0.8 s + 1.2 s^2
 //
@@ -173,14 +168,27 @@ struct FloatFreedom {
 // of that of t are 2.75 eps chi; s is off by 8 eps r / sqrt(9 d), which 3/2 sqrt(2 d t) takes to 5.7 eps r
 // sqrt t.
 template <class F, class I>
-FASTLIN_HD FASTLIN_INLINE auto first_chi_attempt(const I (&word)[3], const FloatFreedom<F>& freedom, F& x,
-                                                 F& value) {
-  F unused;
-  box_muller(word[0], word[1], x, unused);
-  const F u = fma(to_float(word[2] ^ I::set(0x80000000u)), F::set(0x1p-32f), F::set(0.5f));
-  const F s = x * freedom.inverse_scale, t = F::set(1.0f) + s, square = x * x;
+FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const Freedom& freedom, F& value) {
+  const F u = fma(to_float(word ^ I::set(0x80000000u)), F::set(0x1p-32f), F::set(0.5f));
+  const F s = x * F::set(freedom.inverse_scale), t = F::set(1.0f) + s, square = x * x;
   const F h = fma(fma(F::set(1.2f), s, F::set(-0.8f)), s, F::set(1.0f));
-  const F sum = fma(square * square * freedom.squeeze, h, u);
-  value = freedom.root * t * sqrt(t);
-  return less(freedom.limit, sum) | less(s, F::set(-0.49f));
+  const F sum = fma(square * square * F::set(freedom.squeeze), h, u);
+  value = F::set(freedom.root) * t * sqrt(t);
+  return less(F::set(freedom.limit), sum) | less(s, F::set(-0.49f));
+}
+
+// The lanes in which the definition might accept an attempt. In all others it rejects it: with delta = 1 - u
+// <= 1/2, log u >= -delta - delta^2, and f(s) <= -3/4 d s^4 (1 - 0.8 s), as 1 / (1 + s) >= 1 - s, and as the
+// series has its first two terms. So it rejects where delta + delta^2 is below b = x^4 (1 - 0.8 s) / (108 d)
+// and delta below 0.0331 x^4, the oracle's first test, both by 3e-5: for |s| <= 1/2 and b <= 1, b is off by
+// 4.3 b/|x| 5.7e-6 <= 1e-5 and a few eps, 0.0331 x^4 <= 1 by 1.72 * 5.7e-6 = 9.8e-6; where they are above 1,
+// by as much of themselves, and the sums are below 3/4.
+template <class F, class I>
+FASTLIN_HD FASTLIN_INLINE auto not_surely_rejected(F x, I word, const Freedom& freedom) {
+  const F half = F::set(0.5f), margin = F::set(1.0f - freedom.limit);
+  const F delta = fma(to_float(word ^ I::set(0x80000000u)), F::set(-0x1p-32f), half);
+  const F s = x * F::set(freedom.inverse_scale), square = x * x, fourth = square * square;
+  const F b = fourth * F::set(freedom.squeeze) * fma(F::set(-0.8f), s, F::set(1.0f));
+  return less(b, fma(delta, delta, delta) + margin) | less(F::set(0.0331f) * fourth, delta + margin) |
+         less(half, delta) | less(s, F::set(-0.49f)) | less(half, s);
 }

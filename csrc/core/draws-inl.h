@@ -21,15 +21,14 @@ class Lanes {
     }
   }
 
-  void words(std::uint32_t block, std::uint32_t* out) const {  // [4, V::size]
+  // The first word of a block.
+  void word(std::uint32_t block, std::uint32_t* out) const {  // [V::size]
     W c[kParts][4];
     draw(block, c);
-    for (int i = 0; i < 4; ++i) {
-      for (int p = 0; p < kParts; ++p) {
-        std::uint64_t lanes[W::size];
-        c[p][i].store(lanes);
-        for (int l = 0; l < W::size; ++l) out[i * N + p * W::size + l] = static_cast<std::uint32_t>(lanes[l]);
-      }
+    for (int p = 0; p < kParts; ++p) {
+      std::uint64_t lanes[W::size];
+      c[p][0].store(lanes);
+      for (int l = 0; l < W::size; ++l) out[p * W::size + l] = static_cast<std::uint32_t>(lanes[l]);
     }
   }
 
@@ -74,19 +73,31 @@ class Lanes {
     y.store(second);
   }
 
-  // Chi variates of consecutive slots, [slots, V::size]; slot i has the constants freedom[i]. Each variate is
-  // a long chain of dependent operations, so that several slots run together.
-  FASTLIN_HD void chi(std::uint32_t block, const Freedom* freedom, std::int64_t slots, T* out) const {
+  // Chi variates of consecutive slots, [slots, V::size]; slot i has the constants freedom[i]. In float
+  // `words` has room for the words of the first attempts, [3 slots, V::size]: one loop over blocks and one
+  // over attempts, as for normals.
+  FASTLIN_HD void chi(std::uint32_t block, const Freedom* freedom, std::int64_t slots, T* words,
+                      T* out) const {
     std::int64_t i = 0;
-    for (; i + kSlots <= slots; i += kSlots) chi_slots<kSlots>(chi_block(block, i), freedom + i, out + i * N);
-    for (; i < slots; ++i) chi_slots<1>(chi_block(block, i), freedom + i, out + i * N);
+    if constexpr (std::is_same<T, float>::value) {
+      for (; i + kBlocks <= slots; i += kBlocks) first_words<kBlocks>(chi_block(block, i), words + 4 * i * N);
+      for (; i < slots; ++i) first_words<1>(chi_block(block, i), words + 4 * i * N);
+      for (i = 0; i < slots; ++i) {
+        chi_in_float(chi_block(block, i), freedom + i, words + 4 * i * N, out + i * N);
+      }
+    } else {
+      for (; i + kSlots <= slots; i += kSlots) {
+        chi_in_double<kSlots>(chi_block(block, i), freedom + i, out + i * N);
+      }
+      for (; i < slots; ++i) chi_in_double<1>(chi_block(block, i), freedom + i, out + i * N);
+    }
   }
 
  private:
-  // Blocks and slots that are computed together: the products of one Philox block depend on each other and
-  // would leave a CPU idle. A GPU runs other warps meanwhile.
+  // Blocks, and slots in double, that are computed together: the products of one Philox block depend on each
+  // other and would leave a CPU idle. A GPU runs other warps meanwhile.
   static constexpr bool kAlone = V::registers < 16;
-  static constexpr int kBlocks = kAlone ? 1 : 2, kSlots = kAlone ? 1 : std::is_same<T, float>::value ? 2 : 4;
+  static constexpr int kBlocks = kAlone ? 1 : 2, kSlots = kAlone ? 1 : 4;
 
   FASTLIN_HD static std::uint32_t chi_block(std::uint32_t first, std::int64_t slot) {
     return first + static_cast<std::uint32_t>(kBlocksPerChi * slot);
@@ -97,15 +108,6 @@ class Lanes {
     FASTLIN_UNROLL
     for (int p = 0; p < kParts; ++p) philox_.start(sequence_[p], shared, c[p]);
     philox_.finish(c);
-  }
-
-  template <int S>
-  FASTLIN_HD FASTLIN_INLINE void chi_slots(std::uint32_t block, const Freedom* freedom, T* out) const {
-    if constexpr (std::is_same<T, float>::value) {
-      chi_in_float<S>(block, freedom, out);
-    } else {
-      chi_in_double<S>(block, freedom, out);
-    }
   }
 
   // The definition: all attempts in double.
@@ -136,41 +138,41 @@ class Lanes {
     for (int i = 0; i < kChains; ++i) store_rounded(chi.value.part[i], out + i * D::size);
   }
 
-  // The first attempt in float; a slot with a lane that it does not settle follows the definition, and that
-  // lane takes the definition's number.
+  // The attempts of the first block in float; a slot with a lane that they do not settle follows the
+  // definition, and that lane takes the definition's number.
+  FASTLIN_HD FASTLIN_INLINE void chi_in_float(std::uint32_t block, const Freedom* freedom, const T* words,
+                                              T* out) const {
+    const auto word = [=](int i) { return bits_of(V::load(words + i * N)); };
+    V x, next, value, second;
+    box_muller(word(0), word(1), x, next);
+    const auto open = float_attempt(x, word(2), *freedom, value);
+    if (freedom->k == 1.0) {
+      value = as_float(bits_of(x) & I::set(0x7fffffffu));
+    } else if (any(open)) {
+      const auto unsettled =
+          not_surely_rejected(x, word(2), *freedom) | float_attempt(next, word(3), *freedom, second);
+      value = select(open, second, value);
+      if (any(open & unsettled)) {
+        chi_in_double<1>(block, freedom, out);
+        value = select(open & unsettled, V::load(out), value);
+      }
+    }
+    value.store(out);
+  }
+
+  // The first blocks of S slots, [S, 4, V::size], as the bits of numbers.
   template <int S>
-  FASTLIN_HD FASTLIN_INLINE void chi_in_float(std::uint32_t block, const Freedom* freedom, T* out) const {
+  FASTLIN_HD FASTLIN_INLINE void first_words(std::uint32_t block, T* out) const {
     W c[S * kParts][4];
     chi_words<S>(block, c);
-    Parts<I, S> words[3];
-    FloatFreedom<Parts<V, S>> constants;
     FASTLIN_UNROLL
-    for (int i = 0; i < S; ++i) {
+    for (int i = 0; i < 4 * S; ++i) {
+      W parts[kParts];
       FASTLIN_UNROLL
-      for (int j = 0; j < 3; ++j) {
-        W parts[kParts];
-        FASTLIN_UNROLL
-        for (int p = 0; p < kParts; ++p) parts[p] = c[i * kParts + p][j];
-        join(parts, words[j].part[i]);
-      }
-      constants.inverse_scale.part[i] = V::set(freedom[i].inverse_scale);
-      constants.squeeze.part[i] = V::set(freedom[i].squeeze);
-      constants.limit.part[i] = V::set(freedom[i].limit);
-      constants.root.part[i] = V::set(freedom[i].root);
-    }
-    Parts<V, S> x, value;
-    const auto open = first_chi_attempt(words, constants, x, value);
-    FASTLIN_UNROLL
-    for (int i = 0; i < S; ++i) {
-      T* to = out + i * N;
-      if (freedom[i].k == 1.0) {
-        as_float(bits_of(x.part[i]) & I::set(0x7fffffffu)).store(to);
-      } else if (any(open.part[i])) {
-        chi_in_double<1>(chi_block(block, i), freedom + i, to);
-        select(open.part[i], V::load(to), value.part[i]).store(to);
-      } else {
-        value.part[i].store(to);
-      }
+      for (int p = 0; p < kParts; ++p) parts[p] = c[i / 4 * kParts + p][i % 4];
+      I word;
+      join(parts, word);
+      as_number(word).store(out + i * N);
     }
   }
 

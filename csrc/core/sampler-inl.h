@@ -22,7 +22,7 @@ class Sampler {
         rank(std::min(source.n - constant, source.d)),
         lanes(source.seed, source.step, source.stream) {
     beta = arena.take<T>(d * N);
-    normals = arena.take<T>(whole_blocks(std::max(std::max(kTokens * d, d + 1), normals_of_rows())) * N);
+    normals = arena.take<T>(whole_blocks(std::max(std::max(kTokens * d, normals_of_rows()), 4 * rank)) * N);
     noise = arena.take<T>(whole_blocks(std::max(+kTokens, constant + rank)) * N);
     chi = arena.take<T>((d + 1) * N);
     rows = arena.take<T>((constant + rank) * m * N);
@@ -46,11 +46,9 @@ class Sampler {
     std::int64_t first = 0, last = S.K - 1;  // finds the first task whose sum is above u, else the last
     while (first < last) {
       const std::int64_t middle = first + (last - first) / 2;
-      if (S.cumulative[middle] > u) {
-        last = middle;
-      } else {
-        first = middle + 1;
-      }
+      const bool above = S.cumulative[middle] > u;  // as random as u: a branch would be mispredicted
+      last = above ? middle : last;
+      first = above ? first : middle + 1;
     }
     return first;
   }
@@ -86,11 +84,11 @@ class Sampler {
   FASTLIN_HD const Source& source() const { return S; }
 
   FASTLIN_HD void draw_rows() {
-    lanes.chi(block(kChi), freedom, rank, chi);
+    lanes.chi(block(kChi), freedom, rank, normals, chi);
     lanes.normals(block(kFactor), normals_of_rows(), normals);
     if (S.noise_std == 0) return;
     const std::uint32_t remainder = block(kChi) + static_cast<std::uint32_t>(kBlocksPerChi * d);
-    lanes.chi(remainder, freedom + rank, 1, chi + d * N);
+    lanes.chi(remainder, freedom + rank, 1, noise, chi + d * N);
     lanes.normals(block(kNoise), constant + rank, noise);
   }
 

@@ -4,9 +4,8 @@
 //   u = F' (v_x + beta v_y)     w_i = R_i . u + s g_i v_y     x = F sum_i R_i w_i
 //   c_x = x     c_y = beta . x + s sum_i g_i w_i + rest^2 v_y
 // The row of the constant coordinate adds sqrt n v_0 to its w_0, and c_0 = sqrt n w_0. The same for e and a.
-// About 2 d (d + 1) multiply-adds for c and e, and 4 d^2 more with F; a Gram matrix takes d^3 / 2 and then
-// 2 m^2. A sequence with its loss and gradients takes 0.69 (1 trial), 0.72 (2) and 0.85 (4) of the time with
-// a Gram matrix (d = 10, AVX-512).
+// 2 d (d + 1) multiply-adds for c and e, and 4 d^2 more with F; a Gram matrix takes d^3 / 2 once, and then
+// 2 m^2 (plan.h).
 
 template <class T>
 class FactorRows {

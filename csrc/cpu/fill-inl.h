@@ -56,7 +56,8 @@ class Filler {
       lanes.normals(block, width, tile);
     } else {
       const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * j);
-      lanes.chi(slot, freedom_.data() + j, width, tile);
+      T words[4 * kColumns * N];
+      lanes.chi(slot, freedom_.data() + j, width, words, tile);
     }
   }
 

@@ -83,8 +83,9 @@ inline void store_rounded(Vec<double> a, T* p) {
   for (double lane : a.x) *p++ = static_cast<T>(lane);
 }
 
-inline Mask<double> operator&(Mask<double> a, Mask<double> b) {
-  return each<Mask<double>>([](bool x, bool y) { return x && y; }, a, b);
+template <class T>
+inline Mask<T> operator&(Mask<T> a, Mask<T> b) {
+  return each<Mask<T>>([](bool x, bool y) { return x && y; }, a, b);
 }
 template <class T>
 inline Mask<T> operator|(Mask<T> a, Mask<T> b) {

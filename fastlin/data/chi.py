@@ -10,8 +10,8 @@ attempts without a logarithm. Every implementation must accept the same attempts
 float64 in one fixed order of +, -, *, /, sqrt, which IEEE 754 rounds in one way only: log, sin and cos are the
 polynomials below, and no operations are fused. A kernel repeats the same operations, and in float64 has the same bits.
 
-A float32 kernel may accept the first attempt without them, where the error bound of its own arithmetic proves that they
-accept it (csrc/core/chi-inl.h). It may then compute the value in float32. With eps = 2^-23 and the radius r <= 6.77 of
+A float32 kernel may decide without them, where the error bound of its own arithmetic proves that they decide the same
+(csrc/core/chi-inl.h). It may then compute the value in float32. With eps = 2^-23 and the radius r <= 6.77 of
 the attempt's pair of normals, the value is accurate to eps (3 chi + 5.7 r t^1/2); chi_1 is to 7 eps r.
 
 Slot s of a sequence has 256 blocks, which start at block 256 s of the section. Block j serves attempts 2j and 2j + 1:

@@ -41,6 +41,7 @@ inline Mask<double> less(Vec<double> a, Vec<double> b) {
 inline Mask<float> less(Vec<float> a, Vec<float> b) {
   return {vcltq_f32((float32x4_t)a.x, (float32x4_t)b.x)};
 }
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {vandq_u32(a.x, b.x)}; }
 inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {vorrq_u32(a.x, b.x)}; }
 inline bool any(Mask<float> a) { return vmaxvq_u32(a.x) != 0; }
 inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {vandq_u64(a.x, b.x)}; }
