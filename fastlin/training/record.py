@@ -158,6 +158,13 @@ class Folder:
             raise
 
     def _compare(self, run: RunFile) -> None:
+        # Runs of fastlin 0.1, whose draws are version 1, do not have the entry.
+        theirs, own = (config.get("draws", 1) for config in (run.config, self._config))
+        if theirs != own:
+            raise FileError(
+                f"{self.path}: holds a run on version {theirs} of the draws, this fastlin draws version {own}; "
+                "wants a new folder (fl.load reads a run of any version that has ended)"
+            )
         difference = first_difference(run.config, self._config)
         if difference is not None:
             name, theirs, own = difference
