@@ -154,6 +154,10 @@ FAULTS = (
           "csrc/core/sampler-inl.h", "tests/data/test_sampler_kernels.py",
           "if (task == loaded_task) return;",
           "if (loaded_task >= 0) return;"),
+    Fault("half-the-slope", "core", "wrong scale",
+          "csrc/core/head-inl.h", "tests/ops/test_against_reference.py",
+          "return (difference + difference) * lanes.coefficient();",
+          "return difference * lanes.coefficient();"),
     # csrc/cpu
     Fault("tile-after-a-mixed-one", "cpu", "wrong task",
           "csrc/cpu/chunk-inl.h", "tests/backends tests/ops/test_against_reference.py",

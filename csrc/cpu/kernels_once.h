@@ -7,6 +7,7 @@
 #include "core/normal-inl.h"
 #include "core/chi-inl.h"
 #include "core/tile-inl.h"
+#include "core/head-inl.h"
 #include "cpu/tile-inl.h"
 #include "cpu/tokens-inl.h"
 #include "cpu/quads-inl.h"

@@ -4,18 +4,22 @@
 //   dW = sum q (g c)'     sum of G (g a)     sum of r q
 // No sum runs over lanes, and all lanes have the same task.
 //
-// A vector of trials runs through the whole chunk, a few sequences at a time: W, dW, and the a and c of these
-// sequences stay in L1, 37 KiB at m = 11 with AVX-512, while G, 0.5 KiB a sequence, comes from L2. Three
-// vectors at a time would load each number of G once for all of them, but move a and c to L2 and back: 1.10
-// ms against 1.03 ms (50 trials, 2048 sequences). The remaining trials, which do not fill a vector, run with
-// sequences in lanes.
+// A vector of trials runs through the whole chunk, a few sequences at a time: W, dW, and the a, c and e of
+// these sequences stay in L1, 41 KiB at m = 11 with AVX-512, while G, 0.5 KiB a sequence, comes from L2. A
+// number of G serves c = G v and e = G a once it is loaded. At m = 11 with gradients a vector of 16 trials
+// takes 324 cycles a sequence on Zen 5: 69 for a, 137 for c, e and a . c, 69 for dW, 31 for the errors and
+// the other sums, 17 for parameters and for adding dW in double. Its 484 multiply-adds take 242 at best.
+//
+// Three vectors at a time would load each number of G once for all of them, but move a and c to L2 and
+// back: 1.10 ms against 1.03 ms (50 trials, 2048 sequences). Lanes without a trial repeat the last one
+// (plan.h).
 
 template <class T>
 class LaneTrials {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
-  static constexpr std::int64_t kPart = 16;  // sequences at a time; 8 ... 16 take the same time
+  static constexpr std::int64_t kPart = 12;  // sequences at a time; 8 ... 24 take at most 1.03 times as long
 
  public:
   LaneTrials(Arena& arena, const Plan<T>& plan, const Results<T>& out, const Chunk<T>& chunk)
@@ -25,19 +29,22 @@ class LaneTrials {
         chunk(chunk),
         m(plan.problem.m),
         gradients(out.dW || out.dv || out.dh || out.dp),
-        trials(plan.lane_trials) {
+        trials(plan.lane_trials),
+        used(plan.problem.source != nullptr ? m - 1 : m) {
     if (trials == 0) return;
     const std::int64_t sequences = plan.tiles * N;
     G = arena.take<T>(sequences * m * m);
     q = arena.take<T>(sequences * m);
-    W = arena.take<T>(trials * P.H * m * m);
+    W = arena.take<T>((trials + N - 1) / N * N * P.H * m * m);
     v = arena.take<T>(P.H * m * N);
     base = arena.take<T>(P.H * m * N);
     h = arena.take<T>(P.h != nullptr ? m * N : 0);
     p = arena.take<T>(P.t * m * N);
     a = arena.take<T>(P.H * kPart * m * N);
-    c = arena.take<T>(P.H * kPart * m * N);
+    ce = arena.take<T>(P.H * kPart * 2 * m * N);
+    attended = arena.take<T>(kPart * N);
     residuals = arena.take<T>(kPart * N);
+    slopes = arena.take<T>(kPart * N);
     sums = arena.take<T>(at.width * N);
     dW = arena.take<T>(out.dW != nullptr ? P.H * m * m * N : 0);
   }
@@ -69,18 +76,24 @@ class LaneTrials {
         for (std::int64_t first = begin; first < end; first += kPart) {
           run_part(first, std::min(kPart, end - first));
         }
-        L::add_to_rows(sums, at.width, records + (run * P.R + first_trial) * at.width);
+        L::add_to_rows(sums, at.width, lanes(), records + (run * P.R + first_trial) * at.width);
       }
-      if (out.dW != nullptr) L::add_to_rows(dW, P.H * m * m, block_dW + first_trial * P.H * m * m);
+      if (out.dW != nullptr) {
+        L::add_to_rows(dW, P.H * m * m, lanes(), block_dW + first_trial * P.H * m * m);
+      }
     }
     return true;
   }
 
  private:
+  // How many lanes of the current vector have a trial; the others repeat the last one.
+  int lanes() const { return static_cast<int>(std::min(N, trials - first_trial)); }
+  std::int64_t trial(std::int64_t index) const { return std::min(index, trials - 1); }
+
   // tile [size, lanes]: the rows at values + trial * stride of V::size trials.
   void by_trial(std::int64_t first, const T* values, std::int64_t stride, std::int64_t size, T* tile) const {
     const T* rows[N];
-    for (int l = 0; l < N; ++l) rows[l] = values + (first + l) * stride;
+    for (int l = 0; l < N; ++l) rows[l] = values + trial(first + l) * stride;
     L::load(rows, 0, size, tile);
   }
 
@@ -107,86 +120,132 @@ class LaneTrials {
   // Runs sequences first ... first + count - 1 of the chunk, which have one task.
   void run_part(std::int64_t first, std::int64_t count) {
     const T *Gs = G + first * m * m, *qs = q + first * m;
+    L::zero(attended, count);
     for (std::int64_t head = 0; head < P.H; ++head) {
       const T* Wh = W + (first_trial * P.H + head * N) * m * m;
-      product(count, m, m, NumbersAlong<T>{qs, m}, Across<T>{Wh, m}, ToAcross<T>{a_of(head), m});
-      for (std::int64_t s = 0; s < count; ++s) {
-        add_column(m, m, Gs + s * m * m, v + head * m * N, base + head * m * N, c_of(head) + s * m * N);
+      product(count, m, used, NumbersAlong<T>{qs, m}, Across<T>{Wh, m}, ToAcross<T>{a_of(head), m});
+      if (at.e >= 0) {
+        apply<true>(head, Gs, count);
+      } else {
+        apply<false>(head, Gs, count);
       }
     }
-    predict(first, count);
-    if (at.q >= 0) add_column(m, count, qs, residuals, sums + at.q * N, sums + at.q * N);
+    find_errors(first, count);
+    if (!gradients) return;
+    if (at.q >= 0) {
+      T* sum = sums + at.q * N;
+      product(used, 1, count, NumbersAcross<T>{qs, m}, Across<T>{residuals, 1},
+              ToAlong<T>{sum, 0, T(1), sum});
+    }
     for (std::int64_t head = 0; head < P.H; ++head) {
       if (at.e >= 0) {
-        // G is symmetric: the rows of all matrices form one factor [count m, m].
         T* sum = sums + (at.e + head * m) * N;
-        add_column(m, count * m, Gs, a_of(head), sum, sum);
+        product(m, 1, count, Across<T>{c_of(head) + m * N, 2 * m}, Across<T>{slopes, 1},
+                ToAlong<T>{sum, 0, T(1), sum});
       }
-      if (out.dW != nullptr) {
-        T* to = dW + head * m * m * N;
-        product(m, m, count, NumbersAcross<T>{qs, m}, Across<T>{c_of(head), m}, ToAcross<T>{to, m, T(1), to});
-      }
+      if (out.dW == nullptr) continue;
+      T *cs = c_of(head), *to = dW + head * m * m * N;
+      scale(slopes, m, count, cs);
+      product(used, m, count, NumbersAcross<T>{qs, m}, Across<T>{cs, 2 * m}, ToAcross<T>{to, m, T(1), to});
     }
   }
 
   T* a_of(std::int64_t head) { return a + head * kPart * m * N; }
-  T* c_of(std::int64_t head) { return c + head * kPart * m * N; }
+  T* c_of(std::int64_t head) { return ce + head * kPart * 2 * m * N; }
 
-  // Predictions and errors; a and c become g a and g c.
-  void predict(std::int64_t first, std::int64_t count) {
-    const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
+  // c = base + G v, a . c, which is added to `attended`, and with kE e = G a, of `count` sequences with the
+  // matrices Gs [count, m, m].
+  template <bool kE>
+  void apply(std::int64_t head, const T* Gs, std::int64_t count) {
+    const T* vs = v + head * m * N;
+    for (std::int64_t i = 0, rows = 0; i < m; i += rows) {
+      rows = rows_at_once(m - i, kProductRows);
+      apply_rows<kProductRows, kE>(rows, m, count, Gs + i, vs, a_of(head), a_of(head) + i * N,
+                                   base + (head * m + i) * N, c_of(head) + i * N, attended);
+    }
+  }
+
+  // `rows` rows of that, I or fewer, in registers; ai [count, m] is a, from the first of these rows on. A
+  // number of G serves c and e once it is loaded.
+  template <int I, bool kE>
+  FASTLIN_NOINLINE static void apply_rows(std::int64_t rows, std::int64_t m, std::int64_t count, const T* G,
+                                          const T* v, const T* a, const T* ai, const T* base, T* c,
+                                          T* attended) {
+    if constexpr (I > 1) {
+      if (rows < I) return apply_rows<I - 1, kE>(rows, m, count, G, v, a, ai, base, c, attended);
+    }
+    for (std::int64_t s = 0; s < count; ++s, ai += m * N, c += 2 * m * N) {
+      V cs[I], es[I];
+      FASTLIN_UNROLL
+      for (int i = 0; i < I; ++i) cs[i] = L::at(base, i), es[i] = V::zero();
+      const T* vk = v;
+      for (std::int64_t k = 0; k < m; ++k, G += m, vk += N, a += N) {
+        const V with_c = V::load(vk), with_e = kE ? V::load(a) : V::zero();
+        FASTLIN_UNROLL
+        for (int i = 0; i < I; ++i) {
+          const V Gi = V::broadcast(G + i);
+          cs[i] = fma(Gi, with_c, cs[i]);
+          if (kE) es[i] = fma(Gi, with_e, es[i]);
+        }
+      }
+      V sum = L::at(attended, s);
+      FASTLIN_UNROLL
+      for (int i = 0; i < I; ++i) {
+        sum = fma(L::at(ai, i), cs[i], sum);
+        L::put(c, i, cs[i]);
+        if (kE) L::put(c + m * N, i, es[i]);
+      }
+      L::put(attended, s, sum);
+    }
+  }
+
+  // r and g of each sequence; c becomes g c.
+  void find_errors(std::int64_t first, std::int64_t count) {
+    const Head<T> head(P, out);
     V squares = V::zero();
     for (std::int64_t s = 0; s < count; ++s) {
-      const std::int64_t position = first + s, sequence = chunk.sequence[position];
-      V attended = V::zero();
-      for (std::int64_t head = 0; head < P.H; ++head) {
-        attended = attended + L::dot(a_of(head) + s * m * N, c_of(head) + s * m * N, m);
-      }
-      V yhat = scale * attended;
-      if (P.h != nullptr) yhat = fma(rho, dot_h(q + position * m), yhat);
-      if (out.yhat != nullptr) scatter_yhat(sequence, yhat);
-      V r = V::zero();
-      if (P.has_targets()) {
-        const V difference = yhat - V::broadcast(chunk.y + position);
-        squares = fma(difference, difference, squares);
-        r = (difference + difference) * V::broadcast(chunk.coefficient + position);
-      } else if (P.gy != nullptr) {
-        r = gather_gy(sequence);
-      }
-      if (!gradients) continue;
+      const V r = head.error(L::at(attended, s), TrialsOf{*this, first + s}, squares);
       L::put(residuals, s, r);
-      for (std::int64_t head = 0; head < P.H; ++head) {
-        multiply(scale * r, m, a_of(head) + s * m * N, c_of(head) + s * m * N);
-      }
+      L::put(slopes, s, head.scale * r);
     }
     if (at.squares >= 0) L::put(sums, at.squares, L::at(sums, at.squares) + squares);
   }
 
-  static void multiply(V g, std::int64_t m, T* a, T* c) {
-    for (std::int64_t j = 0; j < m; ++j) {
-      L::put(c, j, g * L::at(c, j));
-      L::put(a, j, g * L::at(a, j));
+  // values [count, 2, m]: multiplies the first of each two vectors by that sequence's g.
+  static void scale(const T* slopes, std::int64_t m, std::int64_t count, T* values) {
+    for (std::int64_t s = 0; s < count; ++s, values += 2 * m * N) {
+      const V g = L::at(slopes, s);
+      for (std::int64_t j = 0; j < m; ++j) L::put(values, j, g * L::at(values, j));
     }
   }
 
-  // q . h of one sequence.
-  V dot_h(const T* numbers) const {
-    V sum = V::zero();
-    for (std::int64_t j = 0; j < m; ++j) sum = fma(V::broadcast(numbers + j), L::at(h, j), sum);
-    return sum;
-  }
+  // The trials of a sequence, for the head.
+  struct TrialsOf {
+    const LaneTrials& all;
+    const std::int64_t position;
 
-  void scatter_yhat(std::int64_t sequence, V yhat) {
-    T lanes[N];
-    yhat.store(lanes);
-    for (int l = 0; l < N; ++l) out.yhat[(first_trial + l) * P.B + sequence] = lanes[l];
-  }
-
-  V gather_gy(std::int64_t sequence) const {
-    T lanes[N];
-    for (int l = 0; l < N; ++l) lanes[l] = P.gy[(first_trial + l) * P.B + sequence];
-    return V::load(lanes);
-  }
+    V target() const { return V::broadcast(all.chunk.y + position); }
+    V coefficient() const { return V::broadcast(all.chunk.coefficient + position); }
+    V skipped() const {
+      V sum = V::zero();
+      const T* numbers = all.q + position * all.m;
+      for (std::int64_t j = 0; j < all.m; ++j) sum = fma(V::broadcast(numbers + j), L::at(all.h, j), sum);
+      return sum;
+    }
+    V slope() const {
+      T lanes[N];
+      for (int l = 0; l < N; ++l) lanes[l] = all.P.gy[index(l)];
+      return V::load(lanes);
+    }
+    void store(V yhat) const {
+      T lanes[N];
+      yhat.store(lanes);
+      for (int l = 0; l < all.lanes(); ++l) all.out.yhat[index(l)] = lanes[l];
+    }
+    std::int64_t index(int lane) const {
+      return all.trial(all.first_trial + lane) * all.P.B + all.chunk.sequence[position];
+    }
+  };
 
   const Problem<T>& P;
   const Results<T>& out;
@@ -194,14 +253,18 @@ class LaneTrials {
   const Chunk<T>& chunk;
   const std::int64_t m;
   const bool gradients;
-  const std::int64_t trials;     // the first trials of the call, in whole vectors
+  const std::int64_t trials;     // the first trials of the call
+  const std::int64_t used;       // entries of q that may differ from 0: a drawn query has no label
   std::int64_t first_trial = 0;  // of the current vector
   bool W_is_laid_out = false;
   T *G = nullptr, *q = nullptr;     // [sequences, m, m], [sequences, m] numbers
   T* W = nullptr;                   // [trials / lanes, H, m, m]
   T *v = nullptr, *base = nullptr;  // [H, m]; the prompt's part of c
   T *h = nullptr, *p = nullptr;     // [m], [t, m]
-  T *a = nullptr, *c = nullptr;     // [H, part, m]
+  T* a = nullptr;                   // [H, part, m]
+  T* ce = nullptr;                  // [H, part, 2, m]: c, then g c; e
+  T* attended = nullptr;            // [part]: the sum of a . c over the heads
+  T* slopes = nullptr;              // [part]: g
   T* residuals = nullptr;           // [part]: dloss/dyhat
   T* sums = nullptr;                // [width]
   T* dW = nullptr;                  // [H, m, m]

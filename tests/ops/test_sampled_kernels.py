@@ -45,7 +45,7 @@ STACK = {
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("shape", LAYER)
 def test_one_layer_is_that_of_kept_data(shape, name, dtype, instruction_set):
-    label = f"{instruction_set} {str(dtype)[6:]} sampled" + (" trials" if LAYER[shape].get("R", 1) >= 16 else "")
+    label = f"{instruction_set} {str(dtype)[6:]} sampled" + (" trials" if LAYER[shape].get("R", 1) >= 12 else "")
     for n, options in ((9, {}), (0, {"see_query": True}), (2, {"scale": 0.3, "see_query": True})):
         assert_equal_to_kept("sampled_loss", name, dtype, n, 150, LAYER[shape], options, label=label)
 
