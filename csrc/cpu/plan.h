@@ -1,7 +1,7 @@
 // How a problem is divided: the order of the sequences, blocks, chunks, and the sums for each task.
 //
 // Sequences run in the order of their tasks, so that the sums of a task are complete when the next one
-// begins, or in memory order (columns_by_task-inl.h). A run is the part of a task that lies in a block. The
+// begins, or in memory order (columns_by_task-inl.h). README.md explains block, chunk and run. The
 // sums of a task are a record of R rows of `Record::width` doubles.
 #pragma once
 
