@@ -1,7 +1,7 @@
 // How a problem is divided: the order of the sequences, blocks, chunks, and the sums for each task.
 //
 // Sequences run in the order of their tasks, so that the sums of a task are complete when the next one
-// begins, or in memory order (columns_by_task-inl.h). README.md explains block, chunk and run. The
+// begins, or in memory order (lanes_are_columns_by_task-inl.h). README.md explains block, chunk and run. The
 // sums of a task are a record of R rows of `Record::width` doubles.
 #pragma once
 
@@ -28,10 +28,10 @@ Path choose_path(const Problem<T>& P) {
   return P.R * P.H == 1 || streamed < formed ? Path::kStreamed : Path::kGram;
 }
 
-// How many trials lie in lanes (trials-inl.h): the first ones, unless gradients of the data are wanted, which
-// are sums over trials. The trials that do not fill a vector have one if they are three quarters of it or
-// more, and run with sequences in lanes otherwise. With 16 lanes and 16 more trials in all (two threads, B =
-// 8192): 15 take 0.88 times as long in a vector, 12 the same, 9 take 1.02 times as long.
+// How many trials lie in lanes (lanes_are_trials-inl.h): the first ones, unless gradients of the data are
+// wanted, which are sums over trials. The trials that do not fill a vector have one if they are three
+// quarters of it or more, and run with sequences in lanes otherwise. With 16 lanes and 16 more trials in all
+// (two threads, B = 8192): 15 take 0.88 times as long in a vector, 12 the same, 9 take 1.02 times as long.
 template <class T>
 std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
   constexpr std::int64_t kFewest = 12;
@@ -43,8 +43,8 @@ std::int64_t trials_in_lanes(const Problem<T>& P, const Results<T>& out, int lan
 
 constexpr std::int64_t kWidestColumns = 24;
 
-// Whether a layer of one trial and one head runs with columns in lanes (columns-inl.h), four columns of each
-// sequence.
+// Whether a layer of one trial and one head runs with columns in lanes (lanes_are_columns-inl.h), four
+// columns of each sequence.
 template <class T>
 bool has_columns_in_lanes(const Problem<T>& P, const Results<T>& out, int lanes) {
   const bool wants_data_gradients = out.dx != nullptr || out.dq != nullptr;

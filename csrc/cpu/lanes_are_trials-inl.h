@@ -1,5 +1,5 @@
 // One layer for many trials: lanes are trials, which share the numbers q and G of a sequence. The letters are
-// those of attention-inl.h.
+// those of lanes_are_sequences-inl.h.
 //   a = W' q     c = P v + G v     yhat = scale sum_h a . c + rho q . h     g = scale r
 //   dW = sum q (g c)'     sum of G (g a)     sum of r q
 // No sum runs over lanes, and all lanes have the same task.
@@ -15,14 +15,14 @@
 // (plan.h).
 
 template <class T>
-class LaneTrials {
+class LanesAreTrials {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
   static constexpr std::int64_t kPart = 12;  // sequences at a time; 8 ... 24 take at most 1.03 times as long
 
  public:
-  LaneTrials(Arena& arena, const Plan<T>& plan, const Results<T>& out, const Chunk<T>& chunk)
+  LanesAreTrials(Arena& arena, const Plan<T>& plan, const Results<T>& out, const Chunk<T>& chunk)
       : P(plan.problem),
         out(out),
         at(plan.record),
@@ -221,7 +221,7 @@ class LaneTrials {
 
   // The trials of a sequence, for the head.
   struct TrialsOf {
-    const LaneTrials& all;
+    const LanesAreTrials& all;
     const std::int64_t position;
 
     V target() const { return V::broadcast(all.chunk.y + position); }

@@ -1,10 +1,10 @@
 // One layer of one trial and one head: lanes are columns. The query, a, c and e of a sequence are Q quads of
 // columns, as in quads-inl.h. A vector holds the same quad of each sequence of a group, so that nothing is
-// transposed. The letters are those of attention-inl.h.
+// transposed. The letters are those of lanes_are_sequences-inl.h.
 //   a = W' q: each row of W times its element of q, spread over the four lanes of a quad
 //   c = P v + G v, e = G a: streamed (Quads)     yhat = scale a . c + rho q . h     g = scale r
 //   dW = sum q (g c)': the rows of a vector are added up at the end of a chunk
-//   columns_by_task-inl.h adds up g e, g a, r q and the squared error of each sequence by task
+//   lanes_are_columns_by_task-inl.h adds up g e, g a, r q and the squared error of each sequence by task
 //
 // Sequences run in memory order, not in the order of tasks: each row of a group has the v and the prompt of
 // its own task. In the order of tasks the next sequence, of 2 kB, may be anywhere: the same work takes 1.1
@@ -14,7 +14,7 @@
 // lanes, which must transpose the queries, a, c and e of a tile.
 
 template <class T>
-class Columns {
+class LanesAreColumns {
   using V = Vec<T>;
   using L = Tile<T>;
   using Groups = QuadGroups<T>;
@@ -23,7 +23,7 @@ class Columns {
   static constexpr int kRows = V::quads;  // sequences of a group
 
  public:
-  Columns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
+  LanesAreColumns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
         out(out),
@@ -300,7 +300,7 @@ class Columns {
   // The sequences of a group, for the head. A row without a sequence has coefficient and slope 0.
   template <int kQ, bool kWhole>
   struct RowsOf {
-    const Columns& all;
+    const LanesAreColumns& all;
     const std::int64_t group;
 
     V skipped() const { return dot<kQ>(all.q + group * kQ * N, all.parameters.h(group)); }

@@ -1,5 +1,5 @@
-// Parameters of the tasks of a group's rows, with columns in lanes (columns-inl.h): the coefficient of the
-// squared errors (1 vector), v (Q vectors), the prompt's part of c (Q), and h (Q) if there is one.
+// Parameters of the tasks of a group's rows, with columns in lanes (lanes_are_columns-inl.h): the coefficient
+// of the squared errors (1 vector), v (Q vectors), the prompt's part of c (Q), and h (Q) if there is one.
 //
 // The parameters of a task are computed once, in a table, unless there are many tasks, and gathered for each
 // group.

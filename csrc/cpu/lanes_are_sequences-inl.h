@@ -12,13 +12,13 @@
 // Their vectors are the heads of these trials, one after the other.
 
 template <class T>
-class Worker {
+class LanesAreSequences {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
 
  public:
-  Worker(Arena& arena, const Plan<T>& plan, const Results<T>& out)
+  LanesAreSequences(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
         out(out),
@@ -54,8 +54,8 @@ class Worker {
     if (P.source != nullptr) sampler.emplace(arena, *P.source);
   }
 
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  LanesAreSequences(const LanesAreSequences&) = delete;
+  LanesAreSequences& operator=(const LanesAreSequences&) = delete;
 
   // Writes the block's sums over all tasks to `matrices`, and the records of its first and last task, if it
   // shares them with its neighbours, to `end_records` [2, R, width].
@@ -282,7 +282,7 @@ class Worker {
 
   // The sequences of a tile in trial i of those at once, for the head.
   struct SequencesOf {
-    const Worker& all;
+    const LanesAreSequences& all;
     const std::int64_t tile, i;
 
     V skipped() const { return L::dot(all.query(tile), all.h + i * all.m * N, all.m); }
@@ -397,7 +397,7 @@ class Worker {
   Chunk<T> chunk;
   Layers<T> layers;
   DataGradients<T> data;
-  LaneTrials<T> lane_trials;
+  LanesAreTrials<T> lane_trials;
   std::optional<Sampler<T>> sampler;
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // those that run at once
   std::int64_t dW_rows = 0;                               // rows of dW at a time
