@@ -1,4 +1,4 @@
-"""Many trials: vectors of trials lie in lanes; trials that fill less than three quarters of one have sequences in lanes.
+"""Many trials: vectors of trials lie in lanes; trials that fill less than three quarters of one run by sequences.
 
 Lanes hold 16 float32 or 8 float64 trials with AVX-512, 8 or 4 with AVX2, from 12 trials on. Sequences of one task run
 12 at a time.
