@@ -72,7 +72,7 @@ struct Problem {
   const std::int64_t* counts;
   std::int64_t total;
 
-  bool has_targets() const { return y != nullptr || source != nullptr; }
+  FASTLIN_HD bool has_targets() const { return y != nullptr || source != nullptr; }
   // v [m] for task k; `vector` counts the heads of all trials.
   FASTLIN_HD const T* v_of(std::int64_t vector, std::int64_t k) const {
     return v + (shares_v ? vector : vector * K + k) * m;

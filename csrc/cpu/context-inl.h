@@ -35,9 +35,9 @@ struct Streamed {
         return;
       }
     }
-    const std::int64_t group = Tokens<T>::group(m);
-    for (std::int64_t first = begin; first < end; first += group) {
-      const std::int64_t count = std::min(group, end - first);
+    const std::int64_t step = Tokens<T>::at_once(m);
+    for (std::int64_t first = begin; first < end; first += step) {
+      const std::int64_t count = std::min(step, end - first);
       z.load(first, count, scratch);
       add_loaded<kGrad>(scratch, count, m, v, a, c, e);
     }
@@ -94,13 +94,13 @@ struct Gram {
   static constexpr std::int64_t kLeaf = 512;
 
   // Tokens transposed at a time, 8 to 64: they and their sums fit a 32 KiB cache.
-  static std::int64_t group(std::int64_t m) {
+  static std::int64_t at_once(std::int64_t m) {
     const std::int64_t fit = (20 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T)));
     return fit < 8 ? 8 : (fit > 64 ? 64 : fit);
   }
   static std::int64_t scratch(std::int64_t n, std::int64_t m) {
     const std::int64_t levels = Tokens<T>::depth(n, kLeaf);
-    return std::max((group(m) + levels * m) * m * N, levels * m * m * N + QuadGram<T>::scratch(m));
+    return std::max((at_once(m) + levels * m) * m * N, levels * m * m * N + QuadGram<T>::scratch(n, m));
   }
 
   static void of_tokens(const Tokens<T>& z, T* G, T* scratch) {
@@ -138,18 +138,18 @@ struct Gram {
       return;
     }
     if constexpr (QuadGram<T>::kServes) {
-      if (QuadGram<T>::serves(m) && end > begin) {
+      if (QuadGram<T>::serves(end - begin, m)) {
         QuadGram<T>::sum_tokens(z, begin, end, G, scratch);
         return;
       }
     }
-    // Groups of nearly equal size, as few as possible: each loads and stores the sums.
-    const std::int64_t groups = (end - begin + group(m) - 1) / group(m);
-    for (std::int64_t left = groups, first = begin; left > 0; --left) {
+    // As few steps as possible, of nearly equal size: each loads and stores the sums.
+    const std::int64_t steps = (end - begin + at_once(m) - 1) / at_once(m);
+    for (std::int64_t left = steps, first = begin; left > 0; --left) {
       const std::int64_t count = (end - first + left - 1) / left;
       z.load(first, count, scratch);
       product(m, m, count, Across<T>{scratch, m}, Across<T>{scratch, m},
-              ToAcross<T>{G, m, T(1), left == groups ? nullptr : G}, true);
+              ToAcross<T>{G, m, T(1), left == steps ? nullptr : G}, true);
       first += count;
     }
   }

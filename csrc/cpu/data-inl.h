@@ -19,7 +19,7 @@ class DataGradients {
     dq = arena.take<T>(out.dq != nullptr ? plan.tiles * m * N : 0);
     dG = arena.take<T>(forms_G ? plan.tiles * m * m * N : 0);
     pairs = arena.take<T>(stores_pairs ? plan.tiles * P.R * P.H * 2 * m * N : 0);
-    tokens = arena.take<T>(out.dx != nullptr ? 2 * Tokens<T>::group(m) * m * N : 0);
+    tokens = arena.take<T>(out.dx != nullptr ? 2 * Tokens<T>::at_once(m) * m * N : 0);
   }
 
   void clear() {
@@ -73,10 +73,10 @@ class DataGradients {
  private:
   void store_tokens(std::int64_t tile, T* const* rows, int lanes) {
     const Tokens<T> source{chunk.x + tile * N, nullptr, P.x_row, P.n, m};
-    const std::int64_t group = Tokens<T>::group(m);
-    T *z = tokens, *dz = tokens + group * m * N;
-    for (std::int64_t first = 0; first < P.n; first += group) {
-      const std::int64_t count = std::min(group, P.n - first);
+    const std::int64_t step = Tokens<T>::at_once(m);
+    T *z = tokens, *dz = tokens + step * m * N;
+    for (std::int64_t first = 0; first < P.n; first += step) {
+      const std::int64_t count = std::min(step, P.n - first);
       source.load(first, count, z);
       if (forms_G) {
         product(m, count, m, Across<T>{dG + tile * m * m * N, m}, Along<T>{z, m}, ToAlong<T>{dz, m, T(2)});
@@ -101,5 +101,5 @@ class DataGradients {
   T* dq;      // [tiles, m]
   T* dG;      // [tiles, m, m]
   T* pairs;   // [tiles, R, H, 2, m]: g a, v
-  T* tokens;  // two groups: z, dz
+  T* tokens;  // [2, tokens at once, m]: z, dz
 };

@@ -40,7 +40,7 @@ bool attend(const Plan<T>& plan, const Results<T>& out, int threads, Stop& stop,
     if (plan.in_columns) return ColumnsByTask<T>(plan, out, threads, stop).run(matrices);
   }
   Memory workspace;
-  const auto members = workers<Worker<T>>(team_of(plan.blocks, threads), workspace, plan, out);
+  const auto members = workers<LanesAreSequences<T>>(team_of(plan.blocks, threads), workspace, plan, out);
   const std::int64_t record = plan.problem.R * plan.record.width;
   const Memory record_memory =
       allocate(static_cast<std::size_t>(plan.blocks * 2 * record + 1) * sizeof(double));

@@ -24,6 +24,7 @@
 //
 // FASTLIN_INLINE is for functions on arrays of vectors: a call would put the arrays into memory.
 #define FASTLIN_INLINE __attribute__((always_inline)) inline
+#define FASTLIN_NOINLINE __attribute__((noinline))
 
 // A target region: its functions are compiled for an instruction set that other machines may lack.
 #define FASTLIN_PRAGMA(text) _Pragma(#text)

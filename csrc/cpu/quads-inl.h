@@ -1,7 +1,8 @@
 // Streams tokens without transposing them. A vector holds a quad, four consecutive columns, of each sequence
 // of a group. A token is Q = ceil(m / 4) vectors; the last one ends at column m and overlaps the one before.
 // A sum over columns ends with two shuffles inside quads, which leave it in all four lanes, where it
-// multiplies z. Group i of a tile has its sequences i, i + 4, i + 8, ...; columns-inl.h forms other groups.
+// multiplies z. Group i of a tile has its sequences i, i + 4, i + 8, ...; lanes_are_columns-inl.h forms other
+// groups.
 //
 // Narrow tokens: c and e stay in registers for all tokens. At m = 11 on Zen 4 a token of 16 sequences takes
 // 48 multiply-adds, 16 additions, 16 shuffles and 36 insertions, 52 cycles of four ports. Measured: 62 cycles

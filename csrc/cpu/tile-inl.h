@@ -94,15 +94,15 @@ struct Tile : Entries<T> {
     for (int j = 0; i + j < count; ++j) sums[i + j] += static_cast<double>(lanes[j]);
   }
 
-  // rows[lane * count + i] += tile[i][lane] in double.
-  static void add_to_rows(const T* tile, std::int64_t count, double* rows) {
+  // rows[lane * count + i] += tile[i][lane] in double, for the first `lanes` lanes.
+  static void add_to_rows(const T* tile, std::int64_t count, int lanes, double* rows) {
     for (std::int64_t i = 0; i < count; i += N) {
       const int width = static_cast<int>(std::min(N, count - i));
       V r[N];
       FASTLIN_UNROLL
       for (int j = 0; j < N; ++j) r[j] = j < width ? at(tile, i + j) : V::zero();
       V::transpose(r);
-      for (int l = 0; l < N; ++l) {
+      for (int l = 0; l < lanes; ++l) {
         T values[N];
         r[l].store(values);
         double* row = rows + l * count + i;
@@ -120,162 +120,160 @@ struct Tile : Entries<T> {
   }
 };
 
-// Strides, passed by value: through a reference the compiler would reload them after each store of a vector,
-// which might have changed them.
-struct Strides {
-  std::int64_t ak, ai, bk, bj, ti, tj;
-};
-
-// I x J entries of a product, in registers. 12 sums keep both FMA ports busy (4 cycles of latency each) and
-// leave four of 16 registers for J factors and one more.
-template <int I, int J, bool kNumbers, class T>
-FASTLIN_INLINE void product_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
-                                 Vec<T> factor) {
+// I rows of a product, J columns at a time, in registers; J divides `columns`. Operands come by value:
+// through a reference the compiler would reload their strides after each store of a vector, which might have
+// changed them. Most products have no factor: their sums start at the base, and are stored as they are.
+//
+// Not inlined: next to other tiles GCC computes the addresses of all of them ahead and spills them. 6 x 2
+// tiles take 62 cycles for 121 multiply-adds of 16 lanes (Zen 5, at best 60.5); inlined 6 x 4 tiles took 71.
+template <int I, int J, class A, class B, class C>
+FASTLIN_NOINLINE void product_columns(std::int64_t columns, std::int64_t count, A left, B right, C out) {
+  using T = std::remove_reference_t<decltype(*out.first)>;
   using V = Vec<T>;
-  V acc[I][J];
-  FASTLIN_UNROLL
-  for (int i = 0; i < I; ++i) {
-    FASTLIN_UNROLL
-    for (int j = 0; j < J; ++j) acc[i][j] = V::zero();
-  }
-  for (std::int64_t k = 0; k < count; ++k, a += by.ak, b += by.bk) {
-    V bj[J];
-    FASTLIN_UNROLL
-    for (int j = 0; j < J; ++j) bj[j] = V::load(b + j * by.bj);
-    FASTLIN_UNROLL
-    for (int i = 0; i < I; ++i) {
-      const V ai = kNumbers ? V::broadcast(a + i * by.ai) : V::load(a + i * by.ai);
-      FASTLIN_UNROLL
-      for (int j = 0; j < J; ++j) acc[i][j] = fma(ai, bj[j], acc[i][j]);
-    }
-  }
-  if (base == nullptr) {
+  constexpr bool kNumbers = A::kEntry == 1 && V::size > 1;
+  const bool has_factor = out.factor != T(1), starts_at_base = out.base != nullptr && !has_factor;
+  for (; columns > 0; columns -= J) {
+    V acc[I][J];
     FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) {
       FASTLIN_UNROLL
-      for (int j = 0; j < J; ++j) (factor * acc[i][j]).store(to + i * by.ti + j * by.tj);
+      for (int j = 0; j < J; ++j) acc[i][j] = V::zero();
     }
-    return;
-  }
-  FASTLIN_UNROLL
-  for (int i = 0; i < I; ++i) {
+    if (starts_at_base) {
+      FASTLIN_UNROLL
+      for (int i = 0; i < I; ++i) {
+        FASTLIN_UNROLL
+        for (int j = 0; j < J; ++j) acc[i][j] = V::load(out.base + i * out.i() + j * out.j());
+      }
+    }
+    const T *a = left.first, *b = right.first;
+    for (std::int64_t k = 0; k < count; ++k, a += left.k(), b += right.k()) {
+      V bj[J];
+      FASTLIN_UNROLL
+      for (int j = 0; j < J; ++j) bj[j] = V::load(b + j * right.i());
+      FASTLIN_UNROLL
+      for (int i = 0; i < I; ++i) {
+        const V ai = kNumbers ? V::broadcast(a + i * left.i()) : V::load(a + i * left.i());
+        FASTLIN_UNROLL
+        for (int j = 0; j < J; ++j) acc[i][j] = fma(ai, bj[j], acc[i][j]);
+      }
+    }
+    if (has_factor) {
+      const V factor = V::set(out.factor);
+      FASTLIN_UNROLL
+      for (int i = 0; i < I; ++i) {
+        FASTLIN_UNROLL
+        for (int j = 0; j < J; ++j) {
+          const V start = out.base == nullptr ? V::zero() : V::load(out.base + i * out.i() + j * out.j());
+          acc[i][j] = fma(factor, acc[i][j], start);
+        }
+      }
+    }
     FASTLIN_UNROLL
-    for (int j = 0; j < J; ++j) {
-      const std::int64_t entry = i * by.ti + j * by.tj;
-      fma(factor, acc[i][j], V::load(base + entry)).store(to + entry);
+    for (int i = 0; i < I; ++i) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < J; ++j) acc[i][j].store(out.first + i * out.i() + j * out.j());
     }
-  }
-}
-
-// Entries in registers: 4 x 3 with 16 registers, 6 x 4 with 32.
-template <class T>
-constexpr int kTileRows = Vec<T>::registers < 32 ? 4 : 6;
-template <class T>
-constexpr int kTileColumns = Vec<T>::registers < 32 ? 3 : 4;
-
-// I rows and the last columns of a product, J or fewer.
-template <int I, int J, bool kNumbers, class T>
-FASTLIN_INLINE void columns_at_most(std::int64_t columns, std::int64_t count, Strides by, const T* a,
-                                    const T* b, T* to, const T* base, Vec<T> factor) {
-  if (columns == J) {
-    product_part<I, J, kNumbers>(count, by, a, b, to, base, factor);
-  } else if constexpr (J > 1) {
-    columns_at_most<I, J - 1, kNumbers>(columns, count, by, a, b, to, base, factor);
-  }
-}
-
-// I rows of a product.
-template <int I, class T, class A, class B, class C>
-void product_rows(std::int64_t columns, std::int64_t count, const A& left, const B& right, const C& out,
-                  std::int64_t i0) {
-  constexpr bool kNumbers = A::kEntry == 1 && Vec<T>::size > 1;
-  constexpr int J = kTileColumns<T>;
-  const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
-  const T *a = left.first + i0 * by.ai, *b = right.first;
-  T* to = out.first + i0 * by.ti;
-  const T* base = out.base == nullptr ? nullptr : out.base + i0 * by.ti;
-  const Vec<T> factor = Vec<T>::set(out.factor);
-  std::int64_t j = 0;
-  for (; j + J <= columns; j += J) {
-    product_part<I, J, kNumbers>(count, by, a, b, to, base, factor);
-    b += J * by.bj;
-    to += J * by.tj;
-    if (base != nullptr) base += J * by.tj;
-  }
-  columns_at_most<I, J - 1, kNumbers>(columns - j, count, by, a, b, to, base, factor);
-}
-
-// `rows` rows of a product, I or fewer.
-template <int I, class T, class A, class B, class C>
-void rows_at_most(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
-                  const C& to, std::int64_t i0) {
-  if (rows == I) {
-    product_rows<I, T>(columns, count, a, b, to, i0);
-  } else if constexpr (I > 1) {
-    rows_at_most<I - 1, T>(rows, columns, count, a, b, to, i0);
+    right.first += J * right.i();
+    out.first += J * out.j();
+    if (out.base != nullptr) out.base += J * out.j();
   }
 }
 
 // The entries j <= i of an I x I block on the diagonal, in registers.
-template <int I, bool kNumbers, class T>
-void triangle_part(std::int64_t count, Strides by, const T* a, const T* b, T* to, const T* base,
-                   Vec<T> factor) {
+template <int I, class A, class B, class C>
+FASTLIN_NOINLINE void triangle_part(std::int64_t count, A left, B right, C out) {
+  using T = std::remove_reference_t<decltype(*out.first)>;
   using V = Vec<T>;
+  constexpr bool kNumbers = A::kEntry == 1 && V::size > 1;
   V acc[I][I];
   FASTLIN_UNROLL
   for (int i = 0; i < I; ++i) {
     FASTLIN_UNROLL
     for (int j = 0; j <= i; ++j) acc[i][j] = V::zero();
   }
-  for (std::int64_t k = 0; k < count; ++k, a += by.ak, b += by.bk) {
+  const T *a = left.first, *b = right.first;
+  for (std::int64_t k = 0; k < count; ++k, a += left.k(), b += right.k()) {
     V bj[I];
     FASTLIN_UNROLL
     for (int i = 0; i < I; ++i) {
-      bj[i] = V::load(b + i * by.bj);
-      const V ai = kNumbers ? V::broadcast(a + i * by.ai) : V::load(a + i * by.ai);
+      bj[i] = V::load(b + i * right.i());
+      const V ai = kNumbers ? V::broadcast(a + i * left.i()) : V::load(a + i * left.i());
       FASTLIN_UNROLL
       for (int j = 0; j <= i; ++j) acc[i][j] = fma(ai, bj[j], acc[i][j]);
     }
   }
+  const V factor = V::set(out.factor);
   FASTLIN_UNROLL
   for (int i = 0; i < I; ++i) {
     FASTLIN_UNROLL
     for (int j = 0; j <= i; ++j) {
-      const std::int64_t entry = i * by.ti + j * by.tj;
-      const V start = base == nullptr ? V::zero() : V::load(base + entry);
-      fma(factor, acc[i][j], start).store(to + entry);
+      const std::int64_t entry = i * out.i() + j * out.j();
+      const V start = out.base == nullptr ? V::zero() : V::load(out.base + entry);
+      fma(factor, acc[i][j], start).store(out.first + entry);
     }
   }
 }
 
-// The lower triangle of `rows` rows on the diagonal, I or fewer.
-template <int I, class T, class A, class B, class C>
-void triangle_at_most(std::int64_t rows, std::int64_t count, const A& left, const B& right, const C& out,
-                      std::int64_t i0) {
+// Entries in registers: 12 sums keep both FMA ports busy (4 cycles of latency each) and leave four of 16
+// registers for factors. With 32 registers, products of vectors by vectors have 24 sums, and so fewer loads.
+// A triangle of 6 rows has 21 sums.
+constexpr int kProductRows = 6;
+template <class T, class A>
+constexpr int kProductColumns = Vec<T>::registers < 32 || A::kEntry == 1 ? 2 : 4;
+template <class T>
+constexpr int kTriangleRows = Vec<T>::registers < 32 ? 4 : 6;
+
+// How many rows to do next, at most `most`, of `left` that are left: 11 are 6 + 5, 13 are 6 + 4
+// + 3.
+inline std::int64_t rows_at_once(std::int64_t left, std::int64_t most) {
+  return left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
+}
+
+// I rows of a product and the triangle that follows them on the diagonal, with `lower`; J columns at a time,
+// then fewer.
+template <int I, int J, class A, class B, class C>
+void product_columns_at_most(std::int64_t columns, std::int64_t count, A left, B right, C out, bool lower) {
+  using T = std::remove_reference_t<decltype(*out.first)>;
+  const std::int64_t whole = columns / J * J;
+  if (whole > 0) {
+    product_columns<I, J>(whole, count, left, right, out);
+    right.first += whole * right.i();
+    out.first += whole * out.j();
+    if (out.base != nullptr) out.base += whole * out.j();
+  }
+  if constexpr (J > 1) {
+    if (columns > whole || lower) {
+      product_columns_at_most<I, J - 1>(columns - whole, count, left, right, out, lower);
+    }
+  } else if constexpr (I <= kTriangleRows<T>) {
+    if (lower) triangle_part<I>(count, left, right, out);
+  }
+}
+
+// `rows` rows of a product, I or fewer.
+template <int I, class A, class B, class C>
+void product_rows(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& left, const B& right,
+                  const C& out, bool lower) {
+  using T = std::remove_reference_t<decltype(*out.first)>;
   if (rows == I) {
-    const Strides by{left.k(), left.i(), right.k(), right.i(), out.i(), out.j()};
-    const std::int64_t corner = i0 * (by.ti + by.tj);
-    triangle_part<I, (A::kEntry == 1 && Vec<T>::size > 1)>(
-        count, by, left.first + i0 * by.ai, right.first + i0 * by.bj, out.first + corner,
-        out.base == nullptr ? nullptr : out.base + corner, Vec<T>::set(out.factor));
+    product_columns_at_most<I, kProductColumns<T, A>>(columns, count, left, right, out, lower);
   } else if constexpr (I > 1) {
-    triangle_at_most<I - 1, T>(rows, count, left, right, out, i0);
+    product_rows<I - 1>(rows, columns, count, left, right, out, lower);
   }
 }
 
 // to(i, j) = sum_k a(k, i) b(k, j), all of it or only j <= i.
 template <class A, class B, class C>
-inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, const A& a, const B& b,
-                    const C& to, bool lower = false) {
+inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count, A a, B b, C to,
+                    bool lower = false) {
   using T = std::remove_reference_t<decltype(*to.first)>;
-  constexpr int I = kTileRows<T>;
-  // Blocks of nearly equal height: 11 rows are 6 + 5, 13 are 5 + 4 + 4.
-  const std::int64_t blocks = (rows + I - 1) / I;
-  for (std::int64_t block = 0, i = 0; block < blocks; ++block) {
-    const std::int64_t height = (rows - i + blocks - block - 1) / (blocks - block);
-    rows_at_most<I, T>(height, lower ? i : columns, count, a, b, to, i);
-    if (lower) triangle_at_most<I, T>(height, count, a, b, to, i);
-    i += height;
+  for (std::int64_t i = 0, next = 0; i < rows; i += next) {
+    next = rows_at_once(rows - i, lower ? kTriangleRows<T> : kProductRows);
+    product_rows<kProductRows>(next, lower ? i : columns, count, a, b, to, lower);
+    a.first += next * a.i();
+    to.first += next * to.i();
+    if (to.base != nullptr) to.base += next * to.i();
   }
 }
 
@@ -283,29 +281,4 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t count,
 template <class A, class B, class C>
 inline void product_column(std::int64_t rows, std::int64_t count, const A& a, const B& b, const C& to) {
   product(rows, 1, count, a, b, to);
-}
-
-// `rows` rows of a product with one column, I or fewer.
-template <int I, class T>
-void column_at_most(std::int64_t rows, std::int64_t count, Strides by, const T* a, const T* b, const T* base,
-                    T* to) {
-  if (rows == I) {
-    product_part<I, 1, (Vec<T>::size > 1)>(count, by, a, b, to, base, Vec<T>::set(T(1)));
-  } else if constexpr (I > 1) {
-    column_at_most<I - 1>(rows, count, by, a, b, base, to);
-  }
-}
-
-// to [rows] = base + sum_k a(k, i) b(k) of numbers a [count, rows] and vectors b [count]. Its 12 rows keep
-// both FMA ports busy.
-template <class T>
-inline void add_column(std::int64_t rows, std::int64_t count, const T* a, const T* b, const T* base, T* to) {
-  constexpr int N = Vec<T>::size, I = 12;
-  const Strides by{rows, 1, N, 0, N, 0};
-  for (std::int64_t i = 0; i < rows;) {
-    const std::int64_t left = rows - i, blocks = (left + I - 1) / I;
-    const std::int64_t height = blocks == 1 ? left : (left + blocks - 1) / blocks;
-    column_at_most<I>(height, count, by, a + i, b, base + i * N, to + i * N);
-    i += height;
-  }
 }

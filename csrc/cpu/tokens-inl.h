@@ -7,7 +7,7 @@ struct Tokens {
   static constexpr std::int64_t N = V::size;
   // Tokens transposed at a time: 8 tokens of each lane are whole vectors, and fit L1 up to m = 64.
   static constexpr std::int64_t kMost = 8;
-  static std::int64_t group(std::int64_t m) { return m <= 64 ? kMost : 4; }
+  static std::int64_t at_once(std::int64_t m) { return m <= 64 ? kMost : 4; }
   static constexpr std::int64_t kLeaf = 128;  // longer sums are split in halves
 
   const T* const* rows;  // [lanes] first token of each sequence

@@ -38,6 +38,7 @@ namespace {
 #include "core/normal-inl.h"
 #include "core/chi-inl.h"
 #include "core/tile-inl.h"
+#include "core/head-inl.h"
 #include "cuda/tile_warp.h"
 #include "core/draws-inl.h"
 #include "core/sampler-inl.h"

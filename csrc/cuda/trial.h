@@ -45,19 +45,11 @@ class Trial {
       layers.forward(r);
       q = layers.last_q(), G = layers.last_G();
     }
-    const V yhat = predict(q, G, r);
-    const bool real = lane() < lanes;
-    const std::int64_t sequence = tile.sequence[lane()];
-    if (out.yhat != nullptr && real) out.yhat[r * P.B + sequence] = yhat.x;
-    V residual = V::zero();
-    if (at.squares >= 0) {
-      const V difference = yhat - V::load(tile.y);
-      L::put(sums, at.squares, difference * difference);
-      residual = (difference + difference) * V::load(tile.coefficient);
-    } else if (P.gy != nullptr && real) {
-      residual = V::set(P.gy[r * P.B + sequence]);
-    }
-    if (call.gradients()) differentiate(tile, q, residual, block, r);
+    const Head<T> head(P, out);
+    V squares = V::zero();
+    const V residual = head.error(predict(q, G, r), SequencesOf{*this, tile, q, r, lane() < lanes}, squares);
+    if (at.squares >= 0) L::put(sums, at.squares, squares);
+    if (call.gradients()) differentiate(tile, q, head, residual, block, r);
     if (at.width > 0) add_to_records(tile, lanes, first, block, r);
   }
 
@@ -91,8 +83,26 @@ class Trial {
     if (P.p != nullptr) L::by_task(P.p + r * P.K * P.t * m, tile.task, P.t * m, p);
   }
 
-  // a = W' q, c = G v and e = G a of all heads; in one layer the prompt adds P v to c, and its part of the
-  // gradients when the task is finished (core/records.h).
+  // The sequences of a tile in trial r, for the head. Lanes that are not real have no sequence.
+  struct SequencesOf {
+    const Trial& all;
+    const Context<T>& tile;
+    const T* q;
+    const std::int64_t r;
+    const bool real;
+
+    FASTLIN_HD V skipped() const { return L::dot(q, all.h, all.m); }
+    FASTLIN_HD V target() const { return V::load(tile.y); }
+    FASTLIN_HD V coefficient() const { return V::load(tile.coefficient); }
+    FASTLIN_HD V slope() const { return real ? V::set(all.P.gy[index()]) : V::zero(); }
+    FASTLIN_HD void store(V yhat) const {
+      if (real) all.out.yhat[index()] = yhat.x;
+    }
+    FASTLIN_HD std::int64_t index() const { return r * all.P.B + tile.sequence[lane()]; }
+  };
+
+  // a = W' q, c = G v and e = G a of all heads; returns the sum of a . c. In one layer the prompt adds P v to
+  // c, and its part of the gradients when the task is finished (core/records.h).
   FASTLIN_HD V predict(const T* q, const T* G, std::int64_t r) {
     V attended = V::zero();
     for (std::int64_t head = 0; head < P.H; ++head) {
@@ -106,14 +116,12 @@ class Trial {
       product_parts<6, 2>(m, 2, m, Across<T>{G, m}, Along<T>{v, m}, ToAlong<T>{c, m, T(1), c}, false);
       attended = attended + L::dot(a_of(head), c, m);
     }
-    V yhat = V::set(static_cast<T>(P.scale)) * attended;
-    if (P.h != nullptr) yhat = fma(V::set(static_cast<T>(P.last_skip)), L::dot(q, h, m), yhat);
-    return yhat;
+    return attended;
   }
 
-  FASTLIN_HD void differentiate(const Context<T>& tile, const T* q, V residual, std::int64_t block,
-                                std::int64_t r) {
-    const V g = V::set(static_cast<T>(P.scale)) * residual;
+  FASTLIN_HD void differentiate(const Context<T>& tile, const T* q, const Head<T>& head, V residual,
+                                std::int64_t block, std::int64_t r) {
+    const V g = head.scale * residual;
     for (std::int64_t i = 0; at.q >= 0 && i < m; ++i) L::put(sums, at.q + i, residual * L::at(q, i));
     for (std::int64_t head = 0; head < P.H; ++head) {
       T *c = c_of(head), *e = e_of(head);
@@ -123,7 +131,7 @@ class Trial {
     }
     if (!reverses && !call.of_data()) return;
     T* qb = layers.qb;
-    const V skipped = V::set(static_cast<T>(P.last_skip)) * residual;
+    const V skipped = head.rho * residual;
     for (std::int64_t i = 0; i < m; ++i) {
       L::put(qb, i, P.h != nullptr ? skipped * L::at(h, i) : V::zero());
     }

@@ -1,4 +1,4 @@
-// Losses, predictions and their gradients on a GPU, in the letters of cpu/attention-inl.h.
+// Losses, predictions and their gradients on a GPU, in the letters of cpu/lanes_are_sequences-inl.h.
 //
 // Mapping. Lanes are sequences: a block takes 32 at a time, a tile, in the order of their tasks, and forms
 // their Gram matrices once; its warps then share out the trials. A lane works on its own sequence: what a

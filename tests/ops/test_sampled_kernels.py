@@ -43,7 +43,7 @@ STACK = {
 
 def layer_of(R=1, H=1, **_):
     """What serves one layer of drawn data: trials in lanes, or few vectors on the rows of the factor."""
-    return " trials" if R >= 16 else " rows" if R * H <= 2 else ""
+    return " trials" if R >= 12 else " rows" if R * H <= 2 else ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])

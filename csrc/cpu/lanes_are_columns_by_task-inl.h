@@ -1,8 +1,8 @@
-// Sums over the sequences of each task, for sequences in memory order (columns-inl.h). With few tasks each
-// block keeps sums of all tasks, which are added in block order. With many tasks a pass stores the record of
-// each sequence, 2 MB in all so that they stay in the cache (96 bytes a sequence at m = 11, where its tokens
-// are 2200 bytes at n = 50). Each thread then adds the records of its part of the tasks, in the order of the
-// sequences. Both ways give the same bits for any number of threads.
+// Sums over the sequences of each task, for sequences in memory order (lanes_are_columns-inl.h). With few
+// tasks each block keeps sums of all tasks, which are added in block order. With many tasks a pass stores the
+// record of each sequence, 2 MB in all so that they stay in the cache (96 bytes a sequence at m = 11, where
+// its tokens are 2200 bytes at n = 50). Each thread then adds the records of its part of the tasks, in the
+// order of the sequences. Both ways give the same bits for any number of threads.
 
 template <class T>
 class ColumnsByTask {
@@ -35,12 +35,12 @@ class ColumnsByTask {
   // Writes all results except dW, whose sums go to `matrices` [blocks, m, m]. Returns false if the call must
   // stop.
   bool run(double* matrices) {
-    members = workers<Columns<T>>(team_of(plan.blocks, threads), workspace, plan, out);
+    members = workers<LanesAreColumns<T>>(team_of(plan.blocks, threads), workspace, plan, out);
     return plan.sums_by_block ? in_blocks(matrices) : by_sequence(matrices);
   }
 
  private:
-  using Members = std::vector<std::unique_ptr<Columns<T>>>;
+  using Members = std::vector<std::unique_ptr<LanesAreColumns<T>>>;
 
   // Runs sequences begin ... end - 1; adds their dW to `block_dW` and their sums to `by_task`.
   template <class S>

@@ -1,10 +1,10 @@
 // One layer of one trial and one head: lanes are columns. The query, a, c and e of a sequence are Q quads of
 // columns, as in quads-inl.h. A vector holds the same quad of each sequence of a group, so that nothing is
-// transposed. The letters are those of attention-inl.h.
+// transposed. The letters are those of lanes_are_sequences-inl.h.
 //   a = W' q: each row of W times its element of q, spread over the four lanes of a quad
 //   c = P v + G v, e = G a: streamed (Quads)     yhat = scale a . c + rho q . h     g = scale r
 //   dW = sum q (g c)': the rows of a vector are added up at the end of a chunk
-//   columns_by_task-inl.h adds up g e, g a, r q and the squared error of each sequence by task
+//   lanes_are_columns_by_task-inl.h adds up g e, g a, r q and the squared error of each sequence by task
 //
 // Sequences run in memory order, not in the order of tasks: each row of a group has the v and the prompt of
 // its own task. In the order of tasks the next sequence, of 2 kB, may be anywhere: the same work takes 1.1
@@ -14,7 +14,7 @@
 // lanes, which must transpose the queries, a, c and e of a tile.
 
 template <class T>
-class Columns {
+class LanesAreColumns {
   using V = Vec<T>;
   using L = Tile<T>;
   using Groups = QuadGroups<T>;
@@ -23,7 +23,7 @@ class Columns {
   static constexpr int kRows = V::quads;  // sequences of a group
 
  public:
-  Columns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
+  LanesAreColumns(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
         out(out),
@@ -31,7 +31,6 @@ class Columns {
         m(plan.problem.m),
         Q(Groups::quads(m)),
         gradients(out.dW || out.dv || out.dh || out.dp),
-        factor(static_cast<T>(plan.problem.scale)),
         parameters(arena, plan) {
     const std::int64_t most = plan.tiles * N / kRows;
     W = arena.take<T>(m * 4 * Q);
@@ -93,9 +92,9 @@ class Columns {
     const std::int64_t poll_interval = std::clamp<std::int64_t>(100'000 / (kRows * (P.n + 1)), 1, 16);
     const auto errors = [this](std::int64_t group) {
       if (rows_of(group) == kRows) {
-        head<kQ, kE, true>(group);
+        run_head<kQ, kE, true>(group);
       } else {
-        head<kQ, kE, false>(group);
+        run_head<kQ, kE, false>(group);
       }
     };
     const auto add_sums = [&](std::int64_t group) {
@@ -239,11 +238,11 @@ class Columns {
   // Predictions and errors of a group, g c, and the sums of its rows; those of e overwrite e. A group that is
   // not whole has rows without a sequence.
   template <int kQ, bool kE, bool kWhole>
-  void head(std::int64_t group) {
+  void run_head(std::int64_t group) {
     const T *qs = q + group * kQ * N, *as = a + group * kQ * N;
-    const T *v = parameters.v(group), *base = parameters.base(group), *h = parameters.h(group);
+    const T *v = parameters.v(group), *base = parameters.base(group);
     T *to_c = c + group * kQ * N, *to = sums_of(group) + N;
-    const V scale = V::broadcast(&factor);
+    const Head<T> head(P, out);
     V cs[kQ], es[kQ];
     FASTLIN_UNROLL
     for (int j = 0; j < kQ; ++j) {
@@ -268,12 +267,11 @@ class Columns {
     V attended = L::at(as, 0) * cs[0];
     FASTLIN_UNROLL
     for (int j = 1; j < kQ; ++j) attended = fma(L::at(as, j), cs[j], attended);
-    V yhat = scale * V::sum_quads(attended);
-    if (P.h != nullptr) yhat = fma(V::set(static_cast<T>(P.last_skip)), dot<kQ>(qs, h), yhat);
-    if (out.yhat != nullptr) scatter_yhat(group, yhat);
-    const V residual = error<kWhole>(group, yhat);
+    V squares = V::zero();
+    const V residual = head.error(V::sum_quads(attended), RowsOf<kQ, kWhole>{*this, group}, squares);
+    L::put(sums_of(group), 0, kWhole ? squares : keep_rows(squares, rows_of(group)));
     if (!gradients) return;
-    const V g = scale * residual;
+    const V g = head.scale * residual;
     FASTLIN_UNROLL
     for (int j = 0; j < kQ; ++j) L::put(to_c, j, g * cs[j]);
     if (kE) {
@@ -299,29 +297,23 @@ class Columns {
     return V::sum_quads(sum);
   }
 
-  // Returns r = dloss/dyhat of the rows; squared errors are the first of the sums.
-  template <bool kWhole>
-  FASTLIN_INLINE V error(std::int64_t group, V yhat) const {
-    T* squares = sums_of(group);
-    L::put(squares, 0, V::zero());
-    if (!P.has_targets() && P.gy == nullptr) return V::zero();
-    V target = V::load(targets + group * N), coefficient = V::load(parameters.coefficient(group));
-    if (!kWhole) {
-      yhat = keep_rows(yhat, rows_of(group));
-      target = keep_rows(target, rows_of(group));
-      coefficient = keep_rows(coefficient, rows_of(group));
-    }
-    if (!P.has_targets()) return target;
-    const V difference = yhat - target;
-    L::put(squares, 0, difference * difference);
-    return (difference + difference) * coefficient;
-  }
+  // The sequences of a group, for the head. A row without a sequence has coefficient and slope 0.
+  template <int kQ, bool kWhole>
+  struct RowsOf {
+    const LanesAreColumns& all;
+    const std::int64_t group;
 
-  void scatter_yhat(std::int64_t group, V yhat) {
-    T lanes[N];
-    yhat.store(lanes);
-    for (int k = 0; k < rows_of(group); ++k) out.yhat[sequence(group, k)] = lanes[4 * k];
-  }
+    V skipped() const { return dot<kQ>(all.q + group * kQ * N, all.parameters.h(group)); }
+    V target() const { return V::load(all.targets + group * N); }
+    V coefficient() const { return kept(V::load(all.parameters.coefficient(group))); }
+    V slope() const { return kept(target()); }
+    void store(V yhat) const {
+      T lanes[N];
+      yhat.store(lanes);
+      for (int k = 0; k < all.rows_of(group); ++k) all.out.yhat[all.sequence(group, k)] = lanes[4 * k];
+    }
+    V kept(V value) const { return kWhole ? value : keep_rows(value, all.rows_of(group)); }
+  };
 
   // to [m] += vectors [Q, lanes], summed over the rows of a group.
   void add_rows(const T* vectors, double* to) const {
@@ -372,7 +364,6 @@ class Columns {
   const Record& at;
   const std::int64_t m, Q;
   const bool gradients;
-  const T factor;                                 // scale
   std::int64_t first = 0, count = 0, groups = 0;  // the chunk: first sequence, number of sequences, of groups
   bool W_is_laid_out = false;
   ColumnParameters<T> parameters;

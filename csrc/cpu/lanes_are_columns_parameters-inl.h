@@ -1,9 +1,8 @@
-// Parameters of the tasks of a group's rows, with columns in lanes (columns-inl.h): the coefficient of the
-// squared errors (1 vector), v (Q vectors), the prompt's part of c (Q), and h (Q) if there is one.
+// Parameters of the tasks of a group's rows, with columns in lanes (lanes_are_columns-inl.h): the coefficient
+// of the squared errors (1 vector), v (Q vectors), the prompt's part of c (Q), and h (Q) if there is one.
 //
 // The parameters of a task are computed once, in a table, unless there are many tasks, and gathered for each
-// group. If the tasks have few combinations in the rows of a group, each is gathered once: two tasks have 16
-// combinations in four rows.
+// group.
 
 template <class T>
 class ColumnParameters {
@@ -13,7 +12,6 @@ class ColumnParameters {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   static constexpr std::int64_t N = V::size;
   static constexpr int kRows = V::quads;
-  static constexpr std::int64_t kMostCombinations = 32;  // 7 kB for two tasks and m = 11
 
  public:
   static constexpr std::int64_t kAtOnce = 3;  // groups whose vectors are stored
@@ -24,17 +22,15 @@ class ColumnParameters {
         m(P.m),
         Q(Groups::quads(m)),
         vectors(1 + (P.h != nullptr ? 3 : 2) * Q),
-        has_table(P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)),
-        combinations(combinations_of(P.K, std::min(kMostCombinations, P.B))) {
+        has_table(P.K <= std::min<std::int64_t>(P.t > 1 ? 1024 : 64, P.B)) {
     for (std::int64_t i = 0; i < 4; ++i) not_shared[i] = m - 4 + i < 4 * (Q - 1) ? 0 : ~Bits(0);
     table = arena.take<T>(has_table ? P.K * vectors * 4 : 0);
-    combined = arena.take<T>(combinations * vectors * N);
     computed = arena.take<T>(kAtOnce * vectors * N);
     std::fill_n(latest_tasks, kRows, std::int64_t(-1));
   }
 
   // Vectors of one of the latest kAtOnce groups.
-  const T* coefficient(std::int64_t group) const { return group_vectors[group % kAtOnce]; }
+  const T* coefficient(std::int64_t group) const { return vectors_of(group); }
   const T* v(std::int64_t group) const { return coefficient(group) + N; }
   const T* base(std::int64_t group) const { return coefficient(group) + (1 + Q) * N; }
   const T* h(std::int64_t group) const { return coefficient(group) + (1 + 2 * Q) * N; }
@@ -43,19 +39,11 @@ class ColumnParameters {
   // groups.
   template <int kQ, class F>
   FASTLIN_INLINE void load_group(std::int64_t group, F task_of) {
-    if (!is_ready) make_table<kQ>();
+    if (has_table && !is_ready) make_table<kQ>();
     is_ready = true;
     std::int64_t task[kRows];
     for (int k = 0; k < kRows; ++k) task[k] = task_of(k);
-    const std::int64_t slot = group % kAtOnce;
-    if (combinations > 0) {
-      std::int64_t combination = 0;
-      for (int k = 0; k < kRows; ++k) combination = combination * P.K + task[k];
-      group_vectors[slot] = combined + combination * vectors * N;
-      return;
-    }
-    T* to = computed + slot * vectors * N;
-    group_vectors[slot] = to;
+    T* to = vectors_of(group);
     if (has_table) return gather(task, to);
     for (int k = 0; k < kRows; ++k) prefetch(task_of(2 * kRows + k));
     if (!std::equal(task, task + kRows, latest_tasks)) {
@@ -79,15 +67,7 @@ class ColumnParameters {
   }
 
  private:
-  // Combinations of K tasks in the rows of a group; 0 if they are more than `most`.
-  static std::int64_t combinations_of(std::int64_t K, std::int64_t most) {
-    std::int64_t count = 1;
-    for (int k = 0; k < kRows; ++k) {
-      if (count > most / K) return 0;
-      count *= K;
-    }
-    return count;
-  }
+  T* vectors_of(std::int64_t group) const { return computed + group % kAtOnce * vectors * N; }
 
   // With many tasks the parameters of the next groups are not in a near cache.
   void prefetch(std::int64_t task) const {
@@ -99,11 +79,10 @@ class ColumnParameters {
     __builtin_prefetch(P.p + task * P.t * m + m - 1);
   }
 
-  // The table, if there is one, and the combinations, if there are any.
   template <int kQ>
   void make_table() {
     std::int64_t task[kRows];
-    for (std::int64_t first = 0; has_table && first < P.K; first += kRows) {
+    for (std::int64_t first = 0; first < P.K; first += kRows) {
       for (int k = 0; k < kRows; ++k) task[k] = std::min(first + k, P.K - 1);
       make<kQ>(task, computed);
       for (int k = 0; k < kRows; ++k) {
@@ -111,10 +90,6 @@ class ColumnParameters {
           std::copy_n(computed + j * N + 4 * k, 4, table + (task[k] * vectors + j) * 4);
         }
       }
-    }
-    for (std::int64_t i = 0; i < combinations; ++i) {
-      for (std::int64_t k = kRows - 1, rest = i; k >= 0; --k, rest /= P.K) task[k] = rest % P.K;
-      gather(task, combined + i * vectors * N);
     }
   }
 
@@ -160,15 +135,12 @@ class ColumnParameters {
   const Problem<T>& P;
   const std::int64_t m, Q, vectors;  // vectors: how many a group has
   const bool has_table;
-  const std::int64_t combinations;
   bool is_ready = false;
   Bits not_shared[4];  // all ones in columns that the last quad does not share
   // [K, vectors, 4]. Without it each group streams its prompt tokens again: with t = 50, n = 50, B = 8192 on
   // one thread, 1024 tasks take 2.0 ms with the table, and 1025 take 2.4 ms without.
   T* table;
-  T* combined;  // [combinations, vectors, N]
-  T* computed;  // [groups at once, vectors, N]
-  const T* group_vectors[kAtOnce];
+  T* computed;                // [groups at once, vectors, N]
   const T* latest = nullptr;  // the last vectors computed without a table
   std::int64_t latest_tasks[kRows];
 };

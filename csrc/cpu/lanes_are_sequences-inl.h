@@ -8,17 +8,17 @@
 // r q, since a = W' q (records.h). A stack adds it to G. Lanes are sequences (tile-inl.h): 4 m^2
 // multiply-adds for each trial and sequence, besides those of the context.
 //
-// Trials run in groups, a few tiles at a time, so that the whole group uses a Gram matrix while it is in L1.
-// The vectors of a group are the heads of its trials, one after the other.
+// A few trials run at once on a part of the chunk, so that all of them use a Gram matrix while it is in L1.
+// Their vectors are the heads of these trials, one after the other.
 
 template <class T>
-class Worker {
+class LanesAreSequences {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
 
  public:
-  Worker(Arena& arena, const Plan<T>& plan, const Results<T>& out)
+  LanesAreSequences(Arena& arena, const Plan<T>& plan, const Results<T>& out)
       : plan(plan),
         P(plan.problem),
         out(out),
@@ -34,7 +34,7 @@ class Worker {
         layers(arena, plan.problem, out),
         data(arena, plan, out, chunk),
         lane_trials(arena, plan, out, chunk) {
-    const std::int64_t tiles = plan.tiles, group = plan.trials_at_once, most = group * P.H;
+    const std::int64_t tiles = plan.tiles, at_once = plan.trials_at_once, most = at_once * P.H;
     G = arena.take<T>(streamed ? 0 : tiles * m * m * N);
     const std::int64_t n = P.source != nullptr ? 0 : P.n;
     scratch = arena.take<T>(streamed ? Streamed<T>::scratch(n, m) : Gram<T>::scratch(n, m));
@@ -43,12 +43,12 @@ class Worker {
     base = arena.take<T>(most * m * N);
     c = arena.take<T>(most * m * N);
     e = arena.take<T>(most * m * N);
-    h = arena.take<T>(P.h != nullptr ? group * m * N : 0);
-    p = arena.take<T>(group * P.t * m * N);
+    h = arena.take<T>(P.h != nullptr ? at_once * m * N : 0);
+    p = arena.take<T>(at_once * P.t * m * N);
     gc = arena.take<T>(tiles * most * m * N);
     last_q = arena.take<T>(stack ? tiles * m * N : 0);
-    residuals = arena.take<T>(tiles * group * N);
-    sums = arena.take<T>(group * at.width * N);
+    residuals = arena.take<T>(tiles * at_once * N);
+    sums = arena.take<T>(at_once * at.width * N);
     dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
     dW = arena.take<T>(std::min(dW_rows, m) * m * N);
     records = arena.take<double>(tiles * N * P.R * at.width);
@@ -57,8 +57,8 @@ class Worker {
     if (streamed) factor.emplace(arena, *sampler);
   }
 
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  LanesAreSequences(const LanesAreSequences&) = delete;
+  LanesAreSequences& operator=(const LanesAreSequences&) = delete;
 
   // Writes the block's sums over all tasks to `matrices`, and the records of its first and last task, if it
   // shares them with its neighbours, to `end_records` [2, R, width].
@@ -169,7 +169,7 @@ class Worker {
           run_layers(tile);
           project(tile, 1, last_q + tile * m * N);
         }
-        head(tile);
+        run_head(tile);
       }
     }
     add_to_records(range, chunk.tiles);
@@ -228,10 +228,12 @@ class Worker {
 
   const T* matrix_of(std::int64_t tile) { return stack ? layers.last_G() : gram_of(tile); }
 
-  // c of all vectors, and e = G a if tokens are streamed and dv is wanted.
+  // c of all vectors and, if dv is wanted, e = G a.
   void apply(std::int64_t tile) {
     if (!streamed) {
-      product(m, vectors, m, Across<T>{matrix_of(tile), m}, Along<T>{v, m}, ToAlong<T>{c, m, T(1), base});
+      const Across<T> G{matrix_of(tile), m};
+      product(m, vectors, m, G, Along<T>{v, m}, ToAlong<T>{c, m, T(1), base});
+      if (at.e >= 0) product(m, vectors, m, G, Along<T>{a_of(tile, 0), m}, ToAlong<T>{e, m});
       return;
     }
     std::copy_n(base, vectors * m * N, c);
@@ -260,33 +262,31 @@ class Worker {
   }
 
   // The last layer of one tile: predictions, errors, and all gradients except dW.
-  void head(std::int64_t tile) {
-    const V scale = V::set(static_cast<T>(P.scale)), rho = V::set(static_cast<T>(P.last_skip));
+  void run_head(std::int64_t tile) {
+    const Head<T> head(P, out);
     apply(tile);
     for (std::int64_t i = 0; i < trials; ++i) {
       V attended = V::zero();
       for (std::int64_t vector = i * P.H; vector < (i + 1) * P.H; ++vector) {
         attended = attended + L::dot(a_of(tile, vector), c + vector * m * N, m);
       }
-      V yhat = scale * attended;
-      if (P.h != nullptr) yhat = fma(rho, L::dot(query(tile), h + i * m * N, m), yhat);
-      if (out.yhat != nullptr) scatter_yhat(first_trial + i, tile, yhat);
-      L::put(residuals, tile * trials + i, error(first_trial + i, tile, yhat, sums + i * at.width * N));
+      V squares = V::zero();
+      const V r = head.error(attended, SequencesOf{*this, tile, i}, squares);
+      L::put(residuals, tile * trials + i, r);
+      T* sum = sums + (i * at.width + at.squares) * N;
+      if (at.squares >= 0) L::put(sum, 0, L::at(sum, 0) + squares);
     }
     if (!gradients) return;
-    if (at.e < 0) {
-      scale_vectors<Heads::kNone>(tile, scale);
-    } else if (streamed) {
-      scale_vectors<Heads::kStreamed>(tile, scale);
+    if (at.e >= 0) {
+      scale_vectors<true>(tile, head.scale);
     } else {
-      scale_vectors<Heads::kFormed>(tile, scale);
-      add_to_heads(tile);
+      scale_vectors<false>(tile, head.scale);
     }
     if (!needs_qb && out.dx == nullptr) return;
     for (std::int64_t i = 0; i < trials; ++i) {
-      const V residual = L::at(residuals, tile * trials + i), g = scale * residual;
+      const V residual = L::at(residuals, tile * trials + i), g = head.scale * residual;
       T* sum = sums + i * at.width * N;
-      if (needs_qb) make_qb(i, tile, rho * residual);
+      if (needs_qb) make_qb(i, tile, head.rho * residual);
       if (reverses) reverse_layers(tile, g, sum);
       if (out.dq != nullptr) data.add_query(tile, layers.qb);
       for (std::int64_t vector = i * P.H; !stack && vector < (i + 1) * P.H; ++vector) {
@@ -295,66 +295,51 @@ class Worker {
     }
   }
 
-  // Where dv comes from: it is not wanted, from e, or from G and g a.
-  enum class Heads { kNone, kStreamed, kFormed };
+  // The sequences of a tile in trial i of those at once, for the head.
+  struct SequencesOf {
+    const LanesAreSequences& all;
+    const std::int64_t tile, i;
 
-  // g c of all vectors, and the sums of g e, or g a in place of e. Works on copies of the members: the
-  // compiler must assume that a store of a vector changes them.
-  template <Heads kHeads>
+    V skipped() const { return L::dot(all.query(tile), all.h + i * all.m * N, all.m); }
+    V target() const { return L::at(all.chunk.y, tile); }
+    V coefficient() const { return L::at(all.chunk.coefficient, tile); }
+    V slope() const {
+      T lanes[N] = {};
+      for (int l = 0; l < all.chunk.lanes(tile); ++l) lanes[l] = all.P.gy[index(l)];
+      return V::load(lanes);
+    }
+    void store(V yhat) const {
+      T lanes[N];
+      yhat.store(lanes);
+      for (int l = 0; l < all.chunk.lanes(tile); ++l) all.out.yhat[index(l)] = lanes[l];
+    }
+    std::int64_t index(int lane) const {
+      return (all.first_trial + i) * all.P.B + all.chunk.sequence[tile * N + lane];
+    }
+  };
+
+  // g c of all vectors, and the sums of g e. Works on copies of the members: the compiler must assume that a
+  // store of a vector changes them.
+  template <bool kE>
   void scale_vectors(std::int64_t tile, V scale) {
     const std::int64_t count = m, heads = P.H, all = trials, width = at.width * N, length = m * N;
     const std::int64_t e_sum = at.e * N;
-    const T *from = c, *query = a_of(tile, 0), *residual = residuals + tile * all * N;
-    T *scaled = gc_of(tile, 0), *ei = e, *sum = sums;
+    const T *from = c, *ei = e, *residual = residuals + tile * all * N;
+    T *scaled = gc_of(tile, 0), *sum = sums;
     for (std::int64_t i = 0; i < all; ++i, sum += width) {
       const V g = scale * L::at(residual, i);
       for (std::int64_t k = 0; k < heads; ++k) {
         T* to = sum + e_sum + k * length;
         for (std::int64_t j = 0; j < count; ++j) {
           L::put(scaled, j, g * L::at(from, j));
-          if (kHeads == Heads::kStreamed) L::put(to, j, fma(g, L::at(ei, j), L::at(to, j)));
-          if (kHeads == Heads::kFormed) L::put(ei, j, g * L::at(query, j));
+          if (kE) L::put(to, j, fma(g, L::at(ei, j), L::at(to, j)));
         }
-        from += length, query += length, scaled += length, ei += length;
+        from += length, scaled += length, ei += length;
       }
     }
   }
 
-  // Adds to the sums of G (g a), from g a in e.
-  void add_to_heads(std::int64_t tile) {
-    const Across<T> G{matrix_of(tile), m};
-    T* sum = sums + at.e * N;
-    if (P.H == 1) {
-      product(m, trials, m, G, Along<T>{e, m}, ToAlong<T>{sum, at.width, T(1), sum});
-      return;
-    }
-    for (std::int64_t i = 0; i < trials; ++i, sum += at.width * N) {
-      product(m, P.H, m, G, Along<T>{e + i * P.H * m * N, m}, ToAlong<T>{sum, m, T(1), sum});
-    }
-  }
-
-  // Returns r = dloss/dyhat of the lanes, and adds squared errors to the sums.
-  V error(std::int64_t r, std::int64_t tile, V yhat, T* sum) {
-    if (P.has_targets()) {
-      const V difference = yhat - L::at(chunk.y, tile);
-      L::put(sum, at.squares, fma(difference, difference, L::at(sum, at.squares)));
-      return (difference + difference) * L::at(chunk.coefficient, tile);
-    }
-    if (P.gy == nullptr) return V::zero();
-    T lanes[N];
-    for (int l = 0; l < N; ++l) {
-      lanes[l] = l < chunk.lanes(tile) ? P.gy[r * P.B + chunk.sequence[tile * N + l]] : T(0);
-    }
-    return V::load(lanes);
-  }
-
-  void scatter_yhat(std::int64_t r, std::int64_t tile, V yhat) {
-    T lanes[N];
-    yhat.store(lanes);
-    for (int l = 0; l < chunk.lanes(tile); ++l) out.yhat[r * P.B + chunk.sequence[tile * N + l]] = lanes[l];
-  }
-
-  // qb of trial i of the group.
+  // qb of trial i of those at once.
   void make_qb(std::int64_t i, std::int64_t tile, V skipped) {
     T* qb = layers.qb;
     if (P.h != nullptr) {
@@ -368,7 +353,7 @@ class Worker {
     }
   }
 
-  // Called with one trial at a time: a stack has no groups.
+  // Called with one trial: a stack runs them one at a time.
   void reverse_layers(std::int64_t tile, V g, T* sum) {
     L::zero(layers.Gb, m * m);
     for (std::int64_t vector = 0; vector < P.H; ++vector) {
@@ -428,17 +413,17 @@ class Worker {
   Chunk<T> chunk;
   Layers<T> layers;
   DataGradients<T> data;
-  LaneTrials<T> lane_trials;
+  LanesAreTrials<T> lane_trials;
   std::optional<Sampler<T>> sampler;
   std::optional<FactorRows<T>> factor;                    // of drawn sequences, where few vectors use them
-  std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the current group
+  std::int64_t first_trial = 0, trials = 0, vectors = 0;  // those that run at once
   std::int64_t dW_rows = 0;                               // rows of dW at a time
   std::int64_t first_tile = 0;                            // of the current part
   T* G;                                                   // [tiles, m, m]
   T* v;                                                   // [vectors, m]
   T* a;                                                   // [tiles at once, vectors, m]
   T* base;                                                // [vectors, m]: the prompt's part of c
-  T *c, *e;                                               // [vectors, m]; e holds g a when G is formed
+  T *c, *e;                                               // [vectors, m]
   T* gc;                                                  // [tiles, vectors, m]: g c
   T *h, *p;                                               // [trials, m], [trials, t, m] by the lanes' tasks
   T* last_q;                                              // [tiles, m] after the matrix layers
