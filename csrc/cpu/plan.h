@@ -20,8 +20,8 @@ enum class Path { kStreamed, kGram, kStack };
 // Streaming tokens through c and e takes 4 n m multiply-adds for each of the R H vectors; forming G takes n
 // m^2 / 2 once, and then 2 m^2 for each vector.
 //
-// Drawn sequences have a triangular factor of at most d + 2 rows (factor-inl.h). Streaming them takes 12.5 ns
-// a sequence and vector, with its gradients; forming G takes 15 ns once, and then 6 ns for each vector (d =
+// Drawn sequences have a triangular factor of at most d + 2 rows (factor-inl.h). Streaming them takes 13 ns
+// a sequence and vector, with its gradients; forming G takes 15 ns once, and then 5.5 ns for each vector (d =
 // 10, AVX-512).
 constexpr std::int64_t kFewVectors = 2;
 
