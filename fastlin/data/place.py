@@ -11,6 +11,12 @@ Each kind of draw has a section of 2^21 Philox blocks, so its numbers do not dep
     FACTOR    normals for the Gram matrix's factor: row 0 of the constant coordinate, then the entries right of the
               diagonal, row by row
     CHI       chi variates for the factor's diagonal, slot by slot, then one for the remainder of the labels (`chi`)
+
+`DRAWS` is the version of all this. It changes when a number changes on any backend, even in its last digit.
+
+    1   fastlin 0.1
+    2   chi variates of float32 kernels are computed in float32 where `chi` allows it; one layer with few trials uses
+        the rows of the factor in place of the Gram matrix
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ from fastlin.data.philox import Coordinates
 # Limit of batch, n and d: it keeps products of batch, n and m below 2^63.
 MOST = 1 << 40
 BLOCKS_PER_SECTION = 1 << 21
+DRAWS = 2
+"""Version of the draws; a run keeps it, and only the same version resumes the run."""
 TASK, BETA, QUERY, FEATURES, NOISE, FACTOR, CHI = range(7)
 
 

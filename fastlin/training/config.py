@@ -18,6 +18,7 @@ import torch
 
 from fastlin import backends, models
 from fastlin._checks import choice, count, integer
+from fastlin.data.place import DRAWS
 from fastlin.data.restore import restored
 from fastlin.models import Shape
 from fastlin.ops.sampled import TaskSource
@@ -271,6 +272,7 @@ class RunConfig:
             for known in fields(self)
             if known.name not in ("mix", "target", "device", "backend", "distributed", "shards")
         }
+        described["draws"] = DRAWS
         described["sources"] = {name: _described(source) for name, source in self.sources.items()}
         if self.shards is not None:
             described["shards"] = self.shards
@@ -283,7 +285,7 @@ class RunConfig:
 
         Raises KeyError, TypeError or ValueError where the description is not one of a run.
         """
-        values = {name: value for name, value in described.items() if name not in ("sources", "regime")}
+        values = {name: value for name, value in described.items() if name not in ("sources", "regime", "draws")}
         regime = named(Regime.restore(described["regime"]))
         sources: dict[str, Any] = {name: restored(source) for name, source in described["sources"].items()}
         if None in sources.values():

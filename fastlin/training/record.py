@@ -164,6 +164,13 @@ class Folder:
 
     def _compare(self, run: RunFile) -> None:
         """Raise when the folder holds a run of another configuration."""
+        # Runs of fastlin 0.1, whose draws are version 1, do not have the entry.
+        theirs, own = (config.get("draws", 1) for config in (run.config, self._config))
+        if theirs != own:
+            raise FileError(
+                f"{self.path}: holds a run on version {theirs} of the draws, this fastlin draws version {own}; "
+                "wants a new folder (fl.load reads a run of any version that has ended)"
+            )
         difference = first_difference(run.config, self._config)
         if difference is not None:
             name, theirs, own = difference
