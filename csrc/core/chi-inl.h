@@ -1,7 +1,8 @@
-// Normals and chi variates in double. The operations and their order are those of fastlin/data/chi.py, so
-// that the bits are the same on every machine: +, -, *, /, sqrt and comparisons, nothing fused. D is a vector
-// of doubles or a double, W the same lanes as 64-bit integers. Included once for each kind of lane, after its
-// Vec.
+// Normals and chi variates in double, and the first attempt of a chi variate in float. In double the
+// operations and their order are those of fastlin/data/chi.py, so that the bits are the same everywhere:
+// nothing is fused, and there is nothing but +, -, *, /, sqrt and comparisons. D is a vector of doubles or a
+// double, W the same lanes as 64-bit integers. Included once for each kind of lane, after its Vec and
+// normal-inl.h.
 
 // (w + 1/2) 2^-32: the bits become the fraction of a number in [1, 2); then 1 is subtracted.
 template <class D, class W>
@@ -74,13 +75,21 @@ FASTLIN_HD FASTLIN_INLINE void fixed_box_muller(W w0, W w1, D& first, D& second)
   second = r * as_double(bits_of(select(swap, cosine, sine)) ^ sine_sign);
 }
 
-// Constants of the rejection sampler for `freedom` degrees of freedom.
+// Constants of the rejection sampler for `freedom` degrees of freedom. Those in float serve
+// float_attempt, which accepts every attempt of 0 and 1 degrees; beyond 10^12 nothing is settled in float.
 struct Freedom {
   FASTLIN_HD explicit Freedom(std::int64_t freedom)
       : k(static_cast<double>(freedom)),
         shape(0.5 * (k > 1.0 ? k : 1.0) - 1.0 / 3.0),
-        scale(std::sqrt(9.0 * shape)) {}
+        scale(std::sqrt(9.0 * shape)),
+        inverse_scale(k > 1.0 ? static_cast<float>(1.0 / scale) : 0.0f),
+        squeeze(k > 1.0 ? static_cast<float>(1.0 / (108.0 * shape)) : 0.0f),
+        limit(k <= 1.0    ? 2.0f
+              : k <= 1e12 ? 1.0f - 0x1p-15f
+                          : -1.0f),
+        root(k > 0.0 ? static_cast<float>(std::sqrt(2.0 * shape)) : 0.0f) {}
   double k, shape, scale;
+  float inverse_scale, squeeze, limit, root;
 };
 
 // One chi variate in each lane, attempt by attempt; 0 for zero degrees of freedom.
@@ -138,3 +147,48 @@ class Chi {
   D shape_, scale_, sure_;
   Which one_, waiting_;
 };
+
+// An attempt in float: its value, and the lanes that stay open. In all others the definition accepts it. With
+// d = k/2 - 1/3 the exact test is
+//
+//   log u < f(s) = 3 d (log(1 + s) - s + s^2/2 - s^3/3),     f(s) >= -3/4 d s^4 h,    h = 1 - 0.8 s + 1.2 s^2
+//
+// for s >= -1/2: f' = -3 d s^3 / (1 + s) with 1 / (1 + s) <= 1 - s + s^2 for s > 0; and below 0 the series
+// |s|^4/4 + |s|^5/5 + ... of -f / 3 d is at most (1 + 0.8 |s| + 1.18 s^2) s^4/4. As log u <= u - 1, the
+// attempt is accepted if u + b < 1 - 1e-6, b = x^4 h / (108 d); the 1e-6 covers the rounding of the
+// definition (Chi::attempt).
+//
+// In float, eps = 2^-23, x is off by 7 eps r (normal-inl.h) with r <= 6.77 as u_0 >= 2^-33: by 5.7e-6. Where
+// b <= 1, |db/dx| is below 2.5: it is b/|x| times 4 + s h'/h <= 5.2 (at s <= 1), and |x| >= 2.5 b^1/4; beyond
+// s = 1 only k = 2 has b <= 1, with |x| > 2.4 and a factor of 6. So b is off by 1.43e-5, and by 6 eps of its
+// own roundings; u by eps. That is 1.6e-5, and 1.7e-5 with the above: the limit keeps 3e-5. s > -0.49 stays
+// above -1/2.
+//
+// The value sqrt(2 d) t^3/2, t = 1 + s, is off by at most eps (3 chi + 5.7 r sqrt t): four roundings and 3/2
+// of that of t are 2.75 eps chi; s is off by 8 eps r / sqrt(9 d), which 3/2 sqrt(2 d t) takes to 5.7 eps r
+// sqrt t.
+template <class F, class I>
+FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const Freedom& freedom, F& value) {
+  const F u = fma(to_float(word ^ I::set(0x80000000u)), F::set(0x1p-32f), F::set(0.5f));
+  const F s = x * F::set(freedom.inverse_scale), t = F::set(1.0f) + s, square = x * x;
+  const F h = fma(fma(F::set(1.2f), s, F::set(-0.8f)), s, F::set(1.0f));
+  const F sum = fma(square * square * F::set(freedom.squeeze), h, u);
+  value = F::set(freedom.root) * t * sqrt(t);
+  return less(F::set(freedom.limit), sum) | less(s, F::set(-0.49f));
+}
+
+// The lanes in which the definition might accept an attempt. In all others it rejects it: with delta = 1 - u
+// <= 1/2, log u >= -delta - delta^2, and f(s) <= -3/4 d s^4 (1 - 0.8 s), as 1 / (1 + s) >= 1 - s, and as the
+// series has its first two terms. So it rejects where delta + delta^2 is below b = x^4 (1 - 0.8 s) / (108 d)
+// and delta below 0.0331 x^4, the oracle's first test, both by 3e-5: for |s| <= 1/2 and b <= 1, b is off by
+// 4.3 b/|x| 5.7e-6 <= 1e-5 and a few eps, 0.0331 x^4 <= 1 by 1.72 * 5.7e-6 = 9.8e-6; where they are above 1,
+// by as much of themselves, and the sums are below 3/4.
+template <class F, class I>
+FASTLIN_HD FASTLIN_INLINE auto not_surely_rejected(F x, I word, const Freedom& freedom) {
+  const F half = F::set(0.5f), margin = F::set(1.0f - freedom.limit);
+  const F delta = fma(to_float(word ^ I::set(0x80000000u)), F::set(-0x1p-32f), half);
+  const F s = x * F::set(freedom.inverse_scale), square = x * x, fourth = square * square;
+  const F b = fourth * F::set(freedom.squeeze) * fma(F::set(-0.8f), s, F::set(1.0f));
+  return less(b, fma(delta, delta, delta) + margin) | less(F::set(0.0331f) * fourth, delta + margin) |
+         less(half, delta) | less(s, F::set(-0.49f)) | less(half, s);
+}

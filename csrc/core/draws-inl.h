@@ -21,15 +21,14 @@ class Lanes {
     }
   }
 
-  void words(std::uint32_t block, std::uint32_t* out) const {  // [4, V::size]
+  // The first word of a block.
+  void word(std::uint32_t block, std::uint32_t* out) const {  // [V::size]
     W c[kParts][4];
     draw(block, c);
-    for (int i = 0; i < 4; ++i) {
-      for (int p = 0; p < kParts; ++p) {
-        std::uint64_t lanes[W::size];
-        c[p][i].store(lanes);
-        for (int l = 0; l < W::size; ++l) out[i * N + p * W::size + l] = static_cast<std::uint32_t>(lanes[l]);
-      }
+    for (int p = 0; p < kParts; ++p) {
+      std::uint64_t lanes[W::size];
+      c[p][0].store(lanes);
+      for (int l = 0; l < W::size; ++l) out[p * W::size + l] = static_cast<std::uint32_t>(lanes[l]);
     }
   }
 
@@ -46,23 +45,15 @@ class Lanes {
     }
   }
 
-  // `count` normals, starting at a block. A pair uses two words even if only its first normal is wanted.
-  FASTLIN_HD void normals(std::uint32_t block, std::int64_t count, T* out) const {  // [count, V::size]
-    constexpr int kStep = 4 * kBlocks;
-    I words[kStep];
-    V x[kStep];
-    for (; count >= kStep; count -= kStep, out += kStep * N, block += kBlocks) {
-      words_of_blocks(block, words);
-      normals_of_words(words, x);
-      FASTLIN_UNROLL
-      for (int j = 0; j < kStep; ++j) x[j].store(out + j * N);
-    }
-    if (count == 0) return;
-    words_of_blocks(block, words);
-    normals_of_words(words, x);
-    FASTLIN_UNROLL
-    for (int j = 0; j < kStep; ++j) {
-      if (j < count) x[j].store(out + j * N);
+  // `count` normals, starting at a block, [whole blocks, V::size]: `out` holds their words first. One loop
+  // over blocks and one over pairs, each short enough for a CPU to look ahead over several of its rounds.
+  FASTLIN_HD void normals(std::uint32_t block, std::int64_t count, T* out) const {
+    words_as_numbers(block, count, out);
+    for (std::int64_t i = 0; i < count; i += 2) {
+      V first, second;
+      normal_pairs(bits_of(V::load(out + i * N)), bits_of(V::load(out + (i + 1) * N)), first, second);
+      first.store(out + i * N);
+      second.store(out + (i + 1) * N);
     }
   }
 
@@ -82,26 +73,35 @@ class Lanes {
     y.store(second);
   }
 
-  // Chi variates of consecutive slots, [slots, V::size]; slot i has freedom(i) degrees of freedom, and is 0
-  // if that is 0. Each variate is a long chain of dependent operations. Four vectors at a time take 70 %
-  // (double) or 88 % (float) of the time of one slot after another (AVX-512).
-  template <class F>
-  FASTLIN_HD void chi(std::uint32_t block, F freedom, std::int64_t slots, T* out) const {
-    constexpr int kSlots = kChains / kParts;
-    for (std::int64_t i = 0; i < slots; i += kSlots) {
-      std::int64_t slot_freedom[kSlots];
-      FASTLIN_UNROLL
-      for (int j = 0; j < kSlots; ++j) slot_freedom[j] = i + j < slots ? freedom(i + j) : 0;
-      chi_slots(block + static_cast<std::uint32_t>(kBlocksPerChi * i), slot_freedom,
-                static_cast<int>(std::min<std::int64_t>(kSlots, slots - i)), out + i * N);
+  // Chi variates of consecutive slots, [slots, V::size]; slot i has the constants freedom[i]. In float
+  // `words` has room for the words of the first attempts, [3 slots, V::size]: one loop over blocks and one
+  // over attempts, as for normals.
+  FASTLIN_HD void chi(std::uint32_t block, const Freedom* freedom, std::int64_t slots, T* words,
+                      T* out) const {
+    std::int64_t i = 0;
+    if constexpr (std::is_same<T, float>::value) {
+      for (; i + kBlocks <= slots; i += kBlocks) first_words<kBlocks>(chi_block(block, i), words + 4 * i * N);
+      for (; i < slots; ++i) first_words<1>(chi_block(block, i), words + 4 * i * N);
+      for (i = 0; i < slots; ++i) {
+        chi_in_float(chi_block(block, i), freedom + i, words + 4 * i * N, out + i * N);
+      }
+    } else {
+      for (; i + kSlots <= slots; i += kSlots) {
+        chi_in_double<kSlots>(chi_block(block, i), freedom + i, out + i * N);
+      }
+      for (; i < slots; ++i) chi_in_double<1>(chi_block(block, i), freedom + i, out + i * N);
     }
   }
 
  private:
-  // Blocks and chi chains that are computed together: the products of one Philox block depend on each other
-  // and would leave a CPU idle. A GPU runs other warps meanwhile.
+  // Blocks, and slots in double, that are computed together: the products of one Philox block depend on each
+  // other and would leave a CPU idle. A GPU runs other warps meanwhile.
   static constexpr bool kAlone = V::registers < 16;
-  static constexpr int kBlocks = kAlone ? 1 : 2, kChains = kAlone ? kParts : 4;
+  static constexpr int kBlocks = kAlone ? 1 : 2, kSlots = kAlone ? 1 : 4;
+
+  FASTLIN_HD static std::uint32_t chi_block(std::uint32_t first, std::int64_t slot) {
+    return first + static_cast<std::uint32_t>(kBlocksPerChi * slot);
+  }
 
   FASTLIN_HD FASTLIN_INLINE void draw(std::uint32_t block, W (&c)[kParts][4]) const {
     const PhiloxBlock shared = philox_.block(block);
@@ -110,17 +110,16 @@ class Lanes {
     philox_.finish(c);
   }
 
-  // The first `count` of S slots.
+  // The definition: all attempts in double.
   template <int S>
-  FASTLIN_HD FASTLIN_INLINE void chi_slots(std::uint32_t block, const std::int64_t (&freedom)[S], int count,
-                                           T* out) const {
-    static_assert(S * kParts == kChains, "");
+  FASTLIN_HD FASTLIN_INLINE void chi_in_double(std::uint32_t block, const Freedom* freedom, T* out) const {
+    constexpr int kChains = S * kParts;
     using Ds = Parts<D, kChains>;
     using Ws = Parts<W, kChains>;
     Ds k, shape, scale;
     FASTLIN_UNROLL
     for (int i = 0; i < kChains; ++i) {
-      const Freedom constants(freedom[i / kParts]);
+      const Freedom& constants = freedom[i / kParts];
       k.part[i] = D::set(constants.k);
       shape.part[i] = D::set(constants.shape);
       scale.part[i] = D::set(constants.scale);
@@ -129,21 +128,62 @@ class Lanes {
     bool needs_block = true;
     for (std::uint32_t j = 0; needs_block && j < kBlocksPerChi; ++j) {
       W c[kChains][4];
-      FASTLIN_UNROLL
-      for (int i = 0; i < kChains; ++i) {
-        const std::uint32_t slot = block + static_cast<std::uint32_t>(i / kParts * kBlocksPerChi);
-        philox_.start(sequence_[i % kParts], philox_.block(slot + j), c[i]);
-      }
-      philox_.finish(c);
+      chi_words<S>(block + j, c);
       Ws words[4];
       FASTLIN_UNROLL
       for (int i = 0; i < 4 * kChains; ++i) words[i % 4].part[i / 4] = c[i / 4][i % 4];
       needs_block = chi.block(words);
     }
     FASTLIN_UNROLL
-    for (int i = 0; i < kChains; ++i) {
-      if (i < count * kParts) store_rounded(chi.value.part[i], out + i * D::size);
+    for (int i = 0; i < kChains; ++i) store_rounded(chi.value.part[i], out + i * D::size);
+  }
+
+  // The attempts of the first block in float; a slot with a lane that they do not settle follows the
+  // definition, and that lane takes the definition's number.
+  FASTLIN_HD FASTLIN_INLINE void chi_in_float(std::uint32_t block, const Freedom* freedom, const T* words,
+                                              T* out) const {
+    const auto word = [=](int i) { return bits_of(V::load(words + i * N)); };
+    V x, next, value, second;
+    box_muller(word(0), word(1), x, next);
+    const auto open = float_attempt(x, word(2), *freedom, value);
+    if (freedom->k == 1.0) {
+      value = as_float(bits_of(x) & I::set(0x7fffffffu));
+    } else if (any(open)) {
+      const auto unsettled =
+          not_surely_rejected(x, word(2), *freedom) | float_attempt(next, word(3), *freedom, second);
+      value = select(open, second, value);
+      if (any(open & unsettled)) {
+        chi_in_double<1>(block, freedom, out);
+        value = select(open & unsettled, V::load(out), value);
+      }
     }
+    value.store(out);
+  }
+
+  // The first blocks of S slots, [S, 4, V::size], as the bits of numbers.
+  template <int S>
+  FASTLIN_HD FASTLIN_INLINE void first_words(std::uint32_t block, T* out) const {
+    W c[S * kParts][4];
+    chi_words<S>(block, c);
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4 * S; ++i) {
+      W parts[kParts];
+      FASTLIN_UNROLL
+      for (int p = 0; p < kParts; ++p) parts[p] = c[i / 4 * kParts + p][i % 4];
+      I word;
+      join(parts, word);
+      as_number(word).store(out + i * N);
+    }
+  }
+
+  // Words of block `block` of S consecutive slots.
+  template <int S>
+  FASTLIN_HD FASTLIN_INLINE void chi_words(std::uint32_t block, W (&c)[S * kParts][4]) const {
+    FASTLIN_UNROLL
+    for (int i = 0; i < S * kParts; ++i) {
+      philox_.start(sequence_[i % kParts], philox_.block(chi_block(block, i / kParts)), c[i]);
+    }
+    philox_.finish(c);
   }
 
   // Words in the lanes that `normal_pairs` takes.
@@ -152,17 +192,18 @@ class Lanes {
   }
   FASTLIN_HD FASTLIN_INLINE static void join(const W (&parts)[kParts], W& w) { w = parts[0]; }
 
-  FASTLIN_HD FASTLIN_INLINE void words_of_blocks(std::uint32_t block, I (&words)[4 * kBlocks]) const {
-    W c[kBlocks * kParts][4];
+  template <int B>
+  FASTLIN_HD FASTLIN_INLINE void words_of_blocks(std::uint32_t block, I (&words)[4 * B]) const {
+    W c[B * kParts][4];
     FASTLIN_UNROLL
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < B; ++b) {
       const PhiloxBlock shared = philox_.block(block + static_cast<std::uint32_t>(b));
       FASTLIN_UNROLL
       for (int p = 0; p < kParts; ++p) philox_.start(sequence_[p], shared, c[b * kParts + p]);
     }
     philox_.finish(c);
     FASTLIN_UNROLL
-    for (int i = 0; i < 4 * kBlocks; ++i) {
+    for (int i = 0; i < 4 * B; ++i) {
       W parts[kParts];
       FASTLIN_UNROLL
       for (int p = 0; p < kParts; ++p) parts[p] = c[i / 4 * kParts + p][i % 4];
@@ -180,16 +221,22 @@ class Lanes {
     }
   }
 
-  FASTLIN_HD FASTLIN_INLINE static void normals_of_words(const I (&words)[4 * kBlocks], V (&x)[4 * kBlocks]) {
-    FASTLIN_UNROLL
-    for (int i = 0; i < 4 * kBlocks; i += 4) {
-      const Parts<I, 2> w0{words[i], words[i + 2]}, w1{words[i + 1], words[i + 3]};
-      Parts<V, 2> first, second;
-      normal_pairs(w0, w1, first, second);
-      x[i] = first.part[0], x[i + 1] = second.part[0];
-      x[i + 2] = first.part[1], x[i + 3] = second.part[1];
+  // The words of blocks that hold `count` draws, as the bits of numbers.
+  FASTLIN_HD void words_as_numbers(std::uint32_t block, std::int64_t count, T* out) const {
+    for (; count > 4 * (kBlocks - 1); count -= 4 * kBlocks, block += kBlocks, out += 4 * kBlocks * N) {
+      block_as_numbers<kBlocks>(block, out);
     }
+    if (count > 0) block_as_numbers<1>(block, out);
   }
+  template <int B>
+  FASTLIN_HD FASTLIN_INLINE void block_as_numbers(std::uint32_t block, T* out) const {
+    I words[4 * B];
+    words_of_blocks<B>(block, words);
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4 * B; ++i) as_number(words[i]).store(out + i * N);
+  }
+  FASTLIN_HD FASTLIN_INLINE static Vec<float> as_number(Vec<std::uint32_t> w) { return as_float(w); }
+  FASTLIN_HD FASTLIN_INLINE static Vec<double> as_number(Vec<std::uint64_t> w) { return as_double(w); }
 
   Philox<W> philox_;
   PhiloxSequence<W> sequence_[kParts];

@@ -12,8 +12,9 @@
 //   uniform j        u_j = (w_j + 1/2) 2^-32, exact in double
 //   normals 2i,2i+1  r cos(2 pi u_{2i+1}), r sin(2 pi u_{2i+1})   with r = sqrt(-2 log u_{2i})
 //
-// philox-inl.h has the rounds, normal-inl.h normals in float, chi-inl.h normals and chi variates in double:
-// templates over the lanes, which are vectors on a CPU and single numbers on a GPU.
+// philox-inl.h has the rounds, normal-inl.h normals in float, chi-inl.h normals in double and chi variates:
+// templates over the lanes, which are vectors on a CPU and single numbers on a GPU. fastlin/data/place.py has
+// the version of the draws.
 #pragma once
 
 #include <cstdint>

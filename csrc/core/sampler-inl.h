@@ -1,7 +1,8 @@
 // Draws sequences of a task source, V::size at a time: the weights beta, a query and its label, and the
-// context as a Gram matrix or as tokens. fastlin/data documents which draw is which (place.py, sources.py)
-// and why the Gram matrix has the right distribution (bartlett.py). A Gram matrix of rank r = min(n, d) takes
-// about r d - r^2 / 2 normals, r chi variates and r m^2 / 2 multiply-adds, for any n.
+// context as a Gram matrix, as rows of its triangular factor, or as tokens. fastlin/data documents which draw
+// is which (place.py, sources.py) and why the Gram matrix has the right distribution (bartlett.py). A Gram
+// matrix of rank r = min(n, d) takes about r d - r^2 / 2 normals, r chi variates and r m^2 / 2 multiply-adds,
+// for any n.
 
 template <class T>
 class Sampler {
@@ -21,15 +22,19 @@ class Sampler {
         rank(std::min(source.n - constant, source.d)),
         lanes(source.seed, source.step, source.stream) {
     beta = arena.take<T>(d * N);
-    normals = arena.take<T>(std::max(kTokens * d, constant * d + rank * d - rank * (rank + 1) / 2 + 1) * N);
-    noise = arena.take<T>(std::max(+kTokens, constant + rank) * N);
+    normals = arena.take<T>(whole_blocks(std::max(std::max(kTokens * d, normals_of_rows()), 4 * rank)) * N);
+    noise = arena.take<T>(whole_blocks(std::max(+kTokens, constant + rank)) * N);
     chi = arena.take<T>((d + 1) * N);
     rows = arena.take<T>((constant + rank) * m * N);
     before = arena.take<T>(S.feature_factor != nullptr ? std::max(+kTokens, constant + rank) * d * N : 0);
     task_numbers = arena.take<T>(S.factors != nullptr ? (1 + d) * d : 0);
     task_lanes = arena.take<T>(S.factors != nullptr ? (1 + d) * d * N : 0);
     factor = arena.take<T>(S.feature_factor != nullptr ? d * d : 0);
-    if (!arena.only_counts() && S.feature_factor != nullptr) L::round(S.feature_factor, d * d, factor);
+    freedom = arena.take<Freedom>(rank + 1);
+    if (arena.only_counts()) return;
+    if (S.feature_factor != nullptr) L::round(S.feature_factor, d * d, factor);
+    const std::int64_t below = S.n - constant;
+    L::for_each_number(rank + 1, [=](std::int64_t i) { freedom[i] = Freedom(below - i); });
   }
 
   // Task of sequence i of the call: random, or in exact shares.
@@ -41,11 +46,9 @@ class Sampler {
     std::int64_t first = 0, last = S.K - 1;  // finds the first task whose sum is above u, else the last
     while (first < last) {
       const std::int64_t middle = first + (last - first) / 2;
-      if (S.cumulative[middle] > u) {
-        last = middle;
-      } else {
-        first = middle + 1;
-      }
+      const bool above = S.cumulative[middle] > u;  // as random as u: a branch would be mispredicted
+      last = above ? middle : last;
+      first = above ? first : middle + 1;
     }
     return first;
   }
@@ -67,6 +70,28 @@ class Sampler {
     L::put(q, m - 1, V::zero());
   }
 
+  // The triangular factor of a context, as random numbers: row 0 of the constant coordinate, then rows with a
+  // chi variate on the diagonal and normals to its right. bartlett.py has the labels.
+  struct Rows {
+    std::int64_t constant, rank;
+    const T *beta, *factor;  // [d] of each lane; [d, d] numbers, null without a feature factor
+    const T* normals;        // row after row, without the diagonal
+    const T *chi, *noise;    // [rank], and at d that of the remainder; [constant + rank]
+  };
+  FASTLIN_HD Rows rows_of_factor() const {
+    return {constant, rank, beta, S.feature_factor != nullptr ? factor : nullptr, normals, chi, noise};
+  }
+  FASTLIN_HD const Source& source() const { return S; }
+
+  FASTLIN_HD void draw_rows() {
+    lanes.chi(block(kChi), freedom, rank, normals, chi);
+    lanes.normals(block(kFactor), normals_of_rows(), normals);
+    if (S.noise_std == 0) return;
+    const std::uint32_t remainder = block(kChi) + static_cast<std::uint32_t>(kBlocksPerChi * d);
+    lanes.chi(remainder, freedom + rank, 1, noise, chi + d * N);
+    lanes.normals(block(kNoise), constant + rank, noise);
+  }
+
   // Draws the Gram matrices G [m, m, lanes] of the contexts.
   FASTLIN_HD void gram(T* G) {
     const std::int64_t count = constant + rank;
@@ -74,15 +99,11 @@ class Sampler {
       L::zero(G, m * m);
       return;
     }
-    const std::int64_t below = S.n - constant;
-    const auto freedom = [=](std::int64_t i) { return i < rank ? below - i : i < d ? 0 : below - rank; };
-    lanes.chi(block(kChi), freedom, S.noise_std != 0 ? d + 1 : rank, chi);
-    lanes.normals(block(kFactor), constant * d + rank * d - rank * (rank + 1) / 2, normals);
+    draw_rows();
     const bool plain = S.feature_factor == nullptr;
     T* triangle = plain ? rows + (S.bias ? N : 0) : before;
     fill_triangle(triangle, plain ? m : d);
     if (!plain) to_features(before, count, rows + (S.bias ? N : 0), m);
-    if (S.noise_std != 0) lanes.normals(block(kNoise), count, noise);
     finish_tokens(rows, count, constant, static_cast<T>(std::sqrt(static_cast<double>(S.n))));
     symmetric_product(m, count, Across<T>{rows, m}, Across<T>{rows, m}, ToAcross<T>{G, m});
     if (S.noise_std != 0) {
@@ -104,6 +125,8 @@ class Sampler {
   }
 
  private:
+  FASTLIN_HD std::int64_t normals_of_rows() const { return constant * d + rank * d - rank * (rank + 1) / 2; }
+  FASTLIN_HD static std::int64_t whole_blocks(std::int64_t draws) { return (draws + 3) / 4 * 4; }
   FASTLIN_HD static std::uint32_t block(Section section) { return static_cast<std::uint32_t>(section) << 21; }
 
   // beta [d, lanes].
@@ -190,4 +213,5 @@ class Sampler {
   T *rows, *before;              // [constant + rank, m]; [.., d] standard features, before feature_factor
   T *task_numbers, *task_lanes;  // [1 + d, d] mean and factor: of one task; of each lane's task
   T* factor;                     // [d, d] feature_factor as T
+  Freedom* freedom;              // [rank + 1] of the diagonal, and of the remainder of the labels
 };

@@ -29,6 +29,7 @@ class Worker {
         gradients(out.dW || out.dv || out.dh || out.dp || out.dA || out.dC || out.dx || out.dq),
         reverses(stack && (out.dA || out.dC || out.dp || out.dx || out.dq)),
         needs_qb(reverses || out.dq != nullptr),
+        query_entries(stack || plan.problem.source == nullptr ? plan.problem.m : plan.problem.m - 1),
         chunk(arena, plan),
         layers(arena, plan.problem, out),
         data(arena, plan, out, chunk),
@@ -51,7 +52,9 @@ class Worker {
     dW_rows = std::max<std::int64_t>(4, (16 << 10) / (m * N * static_cast<std::int64_t>(sizeof(T))) / 4 * 4);
     dW = arena.take<T>(std::min(dW_rows, m) * m * N);
     records = arena.take<double>(tiles * N * P.R * at.width);
-    if (P.source != nullptr) sampler.emplace(arena, *P.source);
+    if (P.source == nullptr) return;
+    sampler.emplace(arena, *P.source);
+    if (streamed) factor.emplace(arena, *sampler);
   }
 
   Worker(const Worker&) = delete;
@@ -123,14 +126,17 @@ class Worker {
   }
   T* gram_of(std::int64_t tile) { return G + tile * m * m * N; }
 
+  void draw_question(std::int64_t tile) {
+    T *q = chunk.q + tile * m * N, *y = chunk.y + tile * N;
+    sampler->question(chunk.sequence + tile * N, chunk.task + tile * N, chunk.whole[tile], q, y);
+    chunk.clear_idle(tile, m, q);
+    chunk.clear_idle(tile, 1, y);
+  }
+
   void form_gram(std::int64_t tile) {
     if (P.source != nullptr) {
-      T* q = chunk.q + tile * m * N;
-      sampler->question(chunk.sequence + tile * N, chunk.task + tile * N, chunk.whole[tile], q,
-                        chunk.y + tile * N);
+      draw_question(tile);
       sampler->gram(gram_of(tile));
-      chunk.clear_idle(tile, m, q);
-      chunk.clear_idle(tile, 1, chunk.y + tile * N);
     } else if (P.is_gram) {
       Gram<T>::of_matrices(chunk.x + tile * N, P.x_row, m, gram_of(tile));
     } else {
@@ -147,6 +153,10 @@ class Worker {
       if (stop.requested(thread)) return false;
       const std::int64_t end = std::min(chunk.tiles, part + plan.tiles_at_once);
       first_tile = part;
+      if (factor) {
+        draw_question(part);
+        sampler->draw_rows();
+      }
       if (!stack) project(part, end - part, chunk.q + part * m * N);
       for (std::int64_t tile = part; tile < end; ++tile) {
         if (chunk.changed[tile]) {
@@ -179,7 +189,8 @@ class Worker {
   void project(std::int64_t tile, std::int64_t tiles, const T* q) {
     for (std::int64_t i = 0; i < vectors; ++i) {
       const T* W = P.W + (first_trial * P.H + i) * m * m;
-      product(m, tiles, m, NumbersAcross<T>{W, m}, Along<T>{q, m}, ToAlong<T>{a_of(tile, i), vectors * m});
+      product(m, tiles, query_entries, NumbersAcross<T>{W, m}, Along<T>{q, m},
+              ToAlong<T>{a_of(tile, i), vectors * m});
     }
   }
 
@@ -241,6 +252,10 @@ class Worker {
     const T *vi = v_of(i), *ai = a_of(tile, i);
     T *ci = c + i * m * N, *ei = e + i * m * N;
     if (P.see_query) Streamed<T>::template add_tokens<1, kE>(chunk.q + tile * m * N, m, vi, ai, ci, ei);
+    if (factor) {
+      factor->template apply<kE>(vi, ai, ci, ei);
+      return;
+    }
     Streamed<T>::template apply<kE>(tokens_of(tile), 0, P.n, vi, ai, ci, ei, scratch);
   }
 
@@ -394,8 +409,8 @@ class Worker {
   void add_dW() {
     for (std::int64_t i = 0; i < vectors; ++i) {
       double* block = block_dW + (first_trial * P.H + i) * m * m;
-      for (std::int64_t row = 0; row < m; row += dW_rows) {
-        const std::int64_t rows = std::min(dW_rows, m - row);
+      for (std::int64_t row = 0; row < query_entries; row += dW_rows) {
+        const std::int64_t rows = std::min(dW_rows, query_entries - row);
         product(rows, m, chunk.tiles, Across<T>{query(0) + row * N, m}, Across<T>{gc_of(0, i), vectors * m},
                 ToAcross<T>{dW, m});
         L::add_sums(dW, rows * m, block + row * m);
@@ -409,11 +424,13 @@ class Worker {
   const Record& at;
   const std::int64_t m;
   const bool stack, streamed, gradients, reverses, needs_qb;
+  const std::int64_t query_entries;  // of q in the last layer, without the label slot of a drawn query, 0
   Chunk<T> chunk;
   Layers<T> layers;
   DataGradients<T> data;
   LaneTrials<T> lane_trials;
   std::optional<Sampler<T>> sampler;
+  std::optional<FactorRows<T>> factor;                    // of drawn sequences, where few vectors use them
   std::int64_t first_trial = 0, trials = 0, vectors = 0;  // of the current group
   std::int64_t dW_rows = 0;                               // rows of dW at a time
   std::int64_t first_tile = 0;                            // of the current part

@@ -40,7 +40,12 @@ const std::vector<const InstructionSet*>& instruction_sets() {
 template <class T>
 std::string path_of(const Problem<T>& problem, const Results<T>& results, int lanes) {
   const std::string trials = trials_in_lanes(problem, results, lanes) > 0 ? " trials" : "";
-  if (problem.source != nullptr) return problem.layers > 0 ? "sampled stack" : "sampled" + trials;
+  if (problem.source != nullptr) {
+    const Path path = choose_path(problem);
+    return path == Path::kStack      ? "sampled stack"
+           : path == Path::kStreamed ? "sampled rows"
+                                     : "sampled" + trials;
+  }
   switch (choose_path(problem)) {
     case Path::kStreamed:
       return has_columns_in_lanes(problem, results, lanes) ? "streamed columns" : "streamed";

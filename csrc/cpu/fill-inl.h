@@ -15,7 +15,7 @@ class Filler {
          const Draws& draws)
       : kind_(kind),
         out_(out),
-        freedom_(freedom),
+        freedom_(freedom, freedom + (freedom != nullptr ? columns : 0)),
         rows_(rows),
         columns_(columns),
         draws_(draws),
@@ -56,13 +56,14 @@ class Filler {
       lanes.normals(block, width, tile);
     } else {
       const auto slot = draws_.block + static_cast<std::uint32_t>(kBlocksPerChi * j);
-      lanes.chi(slot, [&](std::int64_t i) { return freedom_[j + i]; }, width, tile);
+      T words[4 * kColumns * N];
+      lanes.chi(slot, freedom_.data() + j, width, words, tile);
     }
   }
 
   Kind kind_;
   T* out_;
-  const std::int64_t* freedom_;
+  std::vector<Freedom> freedom_;  // [columns] of chi variates
   std::int64_t rows_, columns_;
   Draws draws_;
   Lanes<T> lanes_;

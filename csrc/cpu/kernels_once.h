@@ -14,6 +14,7 @@
 #include "cpu/context-inl.h"
 #include "core/draws-inl.h"
 #include "core/sampler-inl.h"
+#include "cpu/factor-inl.h"
 #include "cpu/chunk-inl.h"
 #include "core/stack-inl.h"
 #include "cpu/data-inl.h"

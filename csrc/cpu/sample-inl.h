@@ -26,11 +26,11 @@ bool for_each_tile(std::int64_t B, int threads, Interrupt interrupt, F f) {
 template <class T>
 void draw_tasks(const Source& S, const std::int64_t* sequences, std::int64_t* task) {
   constexpr int N = Vec<T>::size;
-  std::uint32_t words[4 * N] = {};
+  std::uint32_t words[N] = {};
   if (S.K > 1 && S.strata == nullptr) {
     Lanes<T> lanes(S.seed, S.step, S.stream);
     lanes.seek(S.offset, sequences);
-    lanes.words(0, words);
+    lanes.word(0, words);
   }
   for (int l = 0; l < N; ++l) task[l] = S.K > 1 ? Sampler<T>::task(S, sequences[l], words[l]) : 0;
 }

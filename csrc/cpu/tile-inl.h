@@ -8,6 +8,12 @@ struct Tile : Entries<T> {
   using Entries<T>::at;
   using Entries<T>::put;
 
+  // Calls f(i), i < count, for numbers that all lanes share.
+  template <class F>
+  static void for_each_number(std::int64_t count, F f) {
+    for (std::int64_t i = 0; i < count; ++i) f(i);
+  }
+
   // to [count] = from [count], rounded to T.
   static void round(const double* from, std::int64_t count, T* to) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);

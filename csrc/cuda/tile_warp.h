@@ -6,10 +6,16 @@ struct Tile : Entries<T> {
   using V = Vec<T>;
   using Entries<T>::N;
 
+  // Calls f(i), i < count, in the threads of the warp, each i in one: for numbers that all lanes share.
+  template <class F>
+  FASTLIN_HD static void for_each_number(std::int64_t count, F f) {
+    for (std::int64_t i = lane(); i < count; i += N) f(i);
+    sync_lanes();
+  }
+
   // to [count] = from, numbers.
   FASTLIN_HD static void round(const double* from, std::int64_t count, T* to) {
-    for (std::int64_t i = lane(); i < count; i += N) to[i] = static_cast<T>(from[i]);
-    sync_lanes();
+    for_each_number(count, [=](std::int64_t i) { to[i] = static_cast<T>(from[i]); });
   }
 
   // tile [size, lanes] of rows of an array [K, size] by the lanes' tasks.

@@ -74,24 +74,28 @@ inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
 inline Vec<double> operator/(Vec<double> a, Vec<double> b) {
   return each<Vec<double>>([](double x, double y) { return x / y; }, a, b);
 }
-inline Mask<double> less(Vec<double> a, Vec<double> b) {
-  return each<Mask<double>>([](double x, double y) { return x < y; }, a, b);
+template <class T>
+inline Mask<T> less(Vec<T> a, Vec<T> b) {
+  return each<Mask<T>>([](T x, T y) { return x < y; }, a, b);
 }
 template <class T>
 inline void store_rounded(Vec<double> a, T* p) {
   for (double lane : a.x) *p++ = static_cast<T>(lane);
 }
 
-inline Mask<double> operator&(Mask<double> a, Mask<double> b) {
-  return each<Mask<double>>([](bool x, bool y) { return x && y; }, a, b);
+template <class T>
+inline Mask<T> operator&(Mask<T> a, Mask<T> b) {
+  return each<Mask<T>>([](bool x, bool y) { return x && y; }, a, b);
 }
-inline Mask<double> operator|(Mask<double> a, Mask<double> b) {
-  return each<Mask<double>>([](bool x, bool y) { return x || y; }, a, b);
+template <class T>
+inline Mask<T> operator|(Mask<T> a, Mask<T> b) {
+  return each<Mask<T>>([](bool x, bool y) { return x || y; }, a, b);
 }
 inline Mask<double> without(Mask<double> a, Mask<double> b) {
   return each<Mask<double>>([](bool x, bool y) { return x && !y; }, a, b);
 }
-inline bool any(Mask<double> a) {
+template <class T>
+inline bool any(Mask<T> a) {
   bool result = false;
   for (bool lane : a.x) result = result || lane;
   return result;

@@ -8,7 +8,11 @@ uniform u, c = (9 (k/2 - 1/3))^-1/2, t = 1 + c x,
 and chi_1 = |x|. An attempt is rejected with probability below 0.05. The test u < 1 - 0.0331 x^4 accepts most
 attempts without a logarithm. Every implementation must accept the same attempts. Therefore everything here is
 float64 in one fixed order of +, -, *, /, sqrt, which IEEE 754 rounds in one way only: log, sin and cos are the
-polynomials below, and no operations are fused. A kernel repeats the same operations.
+polynomials below, and no operations are fused. A kernel repeats the same operations, and in float64 has the same bits.
+
+A float32 kernel may decide without them, where the error bound of its own arithmetic proves that they decide the same
+(csrc/core/chi-inl.h). It may then compute the value in float32. With eps = 2^-23 and the radius r <= 6.77 of
+the attempt's pair of normals, the value is accurate to eps (3 chi + 5.7 r t^1/2); chi_1 is to 7 eps r.
 
 Slot s of a sequence has 256 blocks, which start at block 256 s of the section. Block j serves attempts 2j and 2j + 1:
 words 0 and 1 give the two normals by Box-Muller, words 2 and 3 the two uniforms. Sequences and slots are independent of

@@ -133,12 +133,42 @@ def test_chi_bits(expected_chi):
     np.testing.assert_array_equal(x.numpy(), expected_chi)
 
 
-def test_single_chi_is_rounded_once(kernels, expected_chi):
-    out = np.full((1003, len(FREEDOM)), np.nan, np.float32)
-    given = {**AT, "instruction_set": kernels, "threads": 1}
-    _extension.extension().fill_chi(out[1:].ctypes.data, 1001, FREEDOM, "float32", **given)
+def fill_chi(rows, freedom, dtype, label, **at):
+    """The kernel's chi variates (rows, slots), in a buffer with poisoned surroundings."""
+    out = np.full((rows + 2, len(freedom)), np.nan, dtype)
+    given = {**AT, **at, "instruction_set": label, "threads": 2}
+    _extension.extension().fill_chi(out[1:].ctypes.data, rows, freedom, np.dtype(dtype).name, **given)
     assert np.isnan(out[[0, -1]]).all()
-    np.testing.assert_array_equal(out[1:-1], expected_chi[:1001].astype(np.float32))
+    return out[1:-1]
+
+
+def excess_of_single_chi(found, exact, freedom):
+    """Largest error of float32 chi variates (rows, slots) over the bound in fastlin/data/chi.py.
+
+    A variate of another attempt is an independent one: it is within a bound of 1e-5 with a probability below 1e-5.
+    """
+    k = np.array(freedom, np.float64)
+    assert (found[:, k == 0] == 0).all()
+    found, exact, k, eps, radius = found[:, k > 0], exact[:, k > 0], k[k > 0], 2.0**-23, 6.77
+    t = np.cbrt(exact**2 / np.maximum(k - 2 / 3, 1 / 3))
+    bound = eps * np.where(k == 1, 7 * radius, 3 * exact + 5.7 * radius * np.sqrt(t))
+    return float((np.abs(found - exact) / bound).max())
+
+
+def test_single_chi_accepts_the_same_attempts(kernels, expected_chi):
+    assert excess_of_single_chi(fill_chi(20_001, FREEDOM, np.float32, kernels), expected_chi, FREEDOM) <= 1
+    other = fill_chi(20_001, FREEDOM, np.float32, kernels, step=5)
+    assert excess_of_single_chi(other, expected_chi, FREEDOM) > 1e4
+
+
+@pytest.mark.parametrize("start", range(0, 24, 3))
+@pytest.mark.parametrize("freedom", [[1, 2, 3, 4], [5, 6, 7, 9], [11, 15, 20, 50], [99, 1000, 10**6, 10**12]], ids=str)
+def test_single_chi_decides_as_double(kernels, freedom, start):
+    """10^8 variates of each instruction set against the kernels in float64, whose bits `test_chi_bits` checks."""
+    rows = 1 << 18
+    for step in range(start, start + 3):
+        found, exact = (fill_chi(rows, freedom, dtype, kernels, step=step) for dtype in (np.float32, np.float64))
+        assert excess_of_single_chi(found, exact, freedom) <= 1
 
 
 def test_chi_takes_every_branch():

@@ -2,7 +2,8 @@
 
 Each number has a bound. `majorant` is the result of the oracle with every term of every sum replaced by its absolute
 value, and a normal by the radius of its Box-Muller pair. Let eps be that of the dtype. A normal is accurate to 7 eps of
-its radius (test_draws.py; 8 with the error of the oracle in float64). A factor, a mean or a deviation is rounded once,
+its radius (test_draws.py; 8 with the error of the oracle in float64). So is a chi variate of chi + 5.7/7 r t^1/2, with
+r <= 6.77 (fastlin/data/chi.py). A factor, a mean or a deviation is rounded once,
 eps / 2. A sum of k terms adds k eps / 2 to each term:
 
     features   7.5 + d/2     weights beta   8 + d/2     labels   16 + 3d/2     entries of G   32 + 3d + (d + 2)/2
@@ -87,11 +88,16 @@ def kernels(request):
 
 
 class Radii(Place):
-    """Upper bounds on the draws of a place: the radii of the pairs of normals."""
+    """Upper bounds on the draws of a place: the radii of the pairs of normals, and chi with that of its normal."""
 
     def normal(self, section, columns):
         x = super().normal(section, columns + columns % 2)
         return x.unflatten(1, (-1, 2)).norm(dim=-1).repeat_interleave(2, 1)[:, :columns]
+
+    def chi(self, freedom):
+        x, k = super().chi(freedom), torch.tensor(freedom, dtype=DOUBLE)
+        root_t = (x / (k - 2 / 3).clamp_min(1 / 3).sqrt()) ** (1 / 3)
+        return torch.where(k == 1, 6.77, x + 5.7 / 7 * 6.77 * root_t)
 
 
 def majorant(source):

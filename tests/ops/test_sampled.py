@@ -7,6 +7,7 @@ import torch
 from support.op_cases import DOUBLE, assert_close
 
 import fastlin as fl
+from fastlin.backends import cpu
 
 EYE = torch.eye(3, dtype=DOUBLE)
 MIX = fl.TaskMixture([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]], torch.stack([EYE, 2 * EYE]), [0.4, 0.6], noise_std=0.3)
@@ -35,7 +36,12 @@ def parameters(op, K, lead=(), heads=(), dtype=DOUBLE):
 @pytest.mark.parametrize(("lead", "heads"), [((), ()), ((3,), ()), ((2,), (2,))])
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("op", ["sampled_loss", "sampled_stack_loss"])
-def test_is_sampling_then_loss(op, name, lead, heads, n):
+def test_is_sampling_then_loss(op, name, lead, heads, n, monkeypatch):
+    """Bit for bit; but the kernel that streams the rows of the drawn factor never forms the Gram matrix.
+
+    It then has the roundings of entries twice, 2 * 87 eps at d = 3 (test_sampler_kernels.py), and a square twice those.
+    """
+    monkeypatch.setattr(cpu.backend, "last_kernel", None)
     source = SOURCES[name]
     given = parameters(op, source.K, lead, heads)
     options = {"scale": 0.2, "see_query": True, "weight": [1.0 / source.K] * source.K}
@@ -45,7 +51,8 @@ def test_is_sampling_then_loss(op, name, lead, heads, n):
     else:
         data, other = source.sample_gram(9, n, **PLACE, dtype=DOUBLE), f"gram_{stack}loss"
     found = getattr(fl, op)(source, n, 9, *given, **PLACE, **options)
-    assert_close(found, getattr(fl, other)(*data, *given, **options), 0.0)
+    rows = (cpu.backend.last_kernel or "").endswith("sampled rows")
+    assert_close(found, getattr(fl, other)(*data, *given, **options), 4 * 87 * 2.0**-52 if rows else 0.0)
     literal = getattr(fl.reference, op)(source, n, 9, *given, **PLACE, **options)
     assert_close(found, literal)
     assert_close(getattr(fl, op)(source, n, 9, *given, **PLACE, **options, backend="reference"), literal, 0.0)

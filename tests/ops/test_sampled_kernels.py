@@ -41,11 +41,16 @@ STACK = {
 }
 
 
+def layer_of(R=1, H=1, **_):
+    """What serves one layer of drawn data: trials in lanes, or few vectors on the rows of the factor."""
+    return " trials" if R >= 16 else " rows" if R * H <= 2 else ""
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("shape", LAYER)
 def test_one_layer_is_that_of_kept_data(shape, name, dtype, instruction_set):
-    label = f"{instruction_set} {str(dtype)[6:]} sampled" + (" trials" if LAYER[shape].get("R", 1) >= 16 else "")
+    label = f"{instruction_set} {str(dtype)[6:]} sampled" + layer_of(**LAYER[shape])
     for n, options in ((9, {}), (0, {"see_query": True}), (2, {"scale": 0.3, "see_query": True})):
         assert_equal_to_kept("sampled_loss", name, dtype, n, 150, LAYER[shape], options, label=label)
 
@@ -55,7 +60,7 @@ def test_one_layer_is_that_of_kept_data(shape, name, dtype, instruction_set):
 @pytest.mark.parametrize("shape", STACK)
 def test_a_stack_is_that_of_kept_data(shape, name, dtype, instruction_set):
     # A stack of one layer without residual is a layer, and is served as one.
-    label = f"{instruction_set} {str(dtype)[6:]} sampled" + (" stack" if STACK[shape].get("L", 2) > 1 else "")
+    label = f"{instruction_set} {str(dtype)[6:]} sampled" + (" stack" if STACK[shape].get("L", 2) > 1 else " rows")
     for n, options in ((9, {}), (0, {"see_query": True}), (2, {"first_skip": False, "residual": 0.5})):
         assert_equal_to_kept("sampled_stack_loss", name, dtype, n, 150, STACK[shape], options, label=label)
 

@@ -51,7 +51,7 @@ def test_a_subclass_draws_in_its_own_way_on_every_backend(kind):
 def test_a_subclass_that_changes_nothing_of_it_is_served_by_the_kernel(monkeypatch):
     monkeypatch.setattr(cpu.backend, "last_kernel", None)
     found = fl.sampled_loss(mixture(Named), 5, 40, None, W, v, **AT)
-    assert cpu.backend.last_kernel.endswith("float64 sampled")
+    assert cpu.backend.last_kernel.endswith("float64 sampled rows")
     assert_close(found, fl.sampled_loss(mixture(), 5, 40, None, W, v, **AT), 0.0)
 
 

@@ -38,6 +38,10 @@ inline void store_rounded(Vec<double> a, float* p) { _mm_storeu_ps(p, _mm256_cvt
 inline Mask<float> top_bit(Vec<std::uint32_t> a) { return {(__m256)a.x}; }
 inline Mask<double> top_bit(Vec<std::uint64_t> a) { return {(__m256d)a.x}; }
 inline Mask<double> less(Vec<double> a, Vec<double> b) { return {_mm256_cmp_pd(a.x, b.x, _CMP_LT_OQ)}; }
+inline Mask<float> less(Vec<float> a, Vec<float> b) { return {_mm256_cmp_ps(a.x, b.x, _CMP_LT_OQ)}; }
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {_mm256_and_ps(a.x, b.x)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {_mm256_or_ps(a.x, b.x)}; }
+inline bool any(Mask<float> a) { return _mm256_movemask_ps(a.x) != 0; }
 inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {_mm256_and_pd(a.x, b.x)}; }
 inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {_mm256_or_pd(a.x, b.x)}; }
 inline Mask<double> without(Mask<double> a, Mask<double> b) { return {_mm256_andnot_pd(b.x, a.x)}; }

@@ -49,6 +49,10 @@ inline Mask<double> top_bit(Vec<std::uint64_t> a) {
   return {_mm512_cmplt_epi64_mask((__m512i)a.x, _mm512_setzero_si512())};
 }
 inline Mask<double> less(Vec<double> a, Vec<double> b) { return {_mm512_cmp_pd_mask(a.x, b.x, _CMP_LT_OQ)}; }
+inline Mask<float> less(Vec<float> a, Vec<float> b) { return {_mm512_cmp_ps_mask(a.x, b.x, _CMP_LT_OQ)}; }
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {static_cast<__mmask16>(a.x & b.x)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {static_cast<__mmask16>(a.x | b.x)}; }
+inline bool any(Mask<float> a) { return a.x != 0; }
 inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {static_cast<__mmask8>(a.x & b.x)}; }
 inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {static_cast<__mmask8>(a.x | b.x)}; }
 inline Mask<double> without(Mask<double> a, Mask<double> b) { return {static_cast<__mmask8>(a.x & ~b.x)}; }

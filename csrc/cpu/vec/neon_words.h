@@ -38,6 +38,12 @@ inline Mask<double> top_bit(Vec<std::uint64_t> a) { return {vcltzq_s64((int64x2_
 inline Mask<double> less(Vec<double> a, Vec<double> b) {
   return {vcltq_f64((float64x2_t)a.x, (float64x2_t)b.x)};
 }
+inline Mask<float> less(Vec<float> a, Vec<float> b) {
+  return {vcltq_f32((float32x4_t)a.x, (float32x4_t)b.x)};
+}
+inline Mask<float> operator&(Mask<float> a, Mask<float> b) { return {vandq_u32(a.x, b.x)}; }
+inline Mask<float> operator|(Mask<float> a, Mask<float> b) { return {vorrq_u32(a.x, b.x)}; }
+inline bool any(Mask<float> a) { return vmaxvq_u32(a.x) != 0; }
 inline Mask<double> operator&(Mask<double> a, Mask<double> b) { return {vandq_u64(a.x, b.x)}; }
 inline Mask<double> operator|(Mask<double> a, Mask<double> b) { return {vorrq_u64(a.x, b.x)}; }
 inline Mask<double> without(Mask<double> a, Mask<double> b) { return {vbicq_u64(a.x, b.x)}; }

@@ -32,7 +32,10 @@ FASTLIN_HD inline Vec<std::uint32_t> shift_right_signed(Vec<std::uint32_t> a) {
 FASTLIN_HD inline Mask<float> top_bit(Vec<std::uint32_t> a) { return {a.x >> 31 != 0}; }
 
 FASTLIN_HD inline Vec<double> sqrt(Vec<double> a) { return {std::sqrt(a.x)}; }
-FASTLIN_HD inline Mask<double> less(Vec<double> a, Vec<double> b) { return {a.x < b.x}; }
+template <class T>
+FASTLIN_HD inline Mask<T> less(Vec<T> a, Vec<T> b) {
+  return {a.x < b.x};
+}
 FASTLIN_HD inline Vec<double> as_double(Vec<std::uint64_t> a) { return {same_bits<double>(a.x)}; }
 FASTLIN_HD inline Vec<std::uint64_t> bits_of(Vec<double> a) { return {same_bits<std::uint64_t>(a.x)}; }
 FASTLIN_HD inline Mask<double> top_bit(Vec<std::uint64_t> a) { return {a.x >> 63 != 0}; }
