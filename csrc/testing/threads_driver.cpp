@@ -73,7 +73,7 @@ std::int64_t blocks_of(std::int64_t B, std::int64_t R) {
 
 // Work for 128 threads comes in 128 blocks, that of a small call in one.
 bool as_many_blocks_as_work() {
-  const bool good = blocks_of(8192, 50) >= 128 && blocks_of(1 << 18, 1) >= 128 && blocks_of(64, 1) == 1;
+  const bool good = blocks_of(1 << 15, 50) == 128 && blocks_of(1 << 18, 1) == 128 && blocks_of(64, 1) == 1;
   if (!good) std::puts("too few or too many blocks");
   return good;
 }

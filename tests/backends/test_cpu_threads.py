@@ -69,7 +69,7 @@ def test_same_bits_of_gram_and_predictions(threads):
 
 
 def test_threads_change_between_calls(threads):
-    """With 128 blocks, from one thread of Python."""
+    """With many blocks, from one thread of Python."""
     case = make("prompt_loss", B=8192, n=20, m=9, R=20)
     threads(1)
     expected = results(case)
