@@ -8,8 +8,9 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 # Without bytecode on disk each process that imports torch takes 7 s, with it 3.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Threads that wait for each other sleep, for the sake of a core that is busy: tests run one a core. Spinning, eager
-# training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping it made 28 and 20.
+# For torch's own operations, in eager and in the optimisers: tests run one a core, and torch's threads that wait for each
+# other spin on it. Eager training made 44 steps/s on two idle cores and 2 when another process held one of them; sleeping
+# it made 28 and 20. fastlin's kernels run on one thread where spinning would cost time (csrc/cpu/sharing.h).
 reproduce test test-all gpu-check: export OMP_WAIT_POLICY := passive
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --durations 20
 

@@ -2,19 +2,11 @@
 // block and combine them in block order, so that results have the same bits for any number of threads.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <vector>
 
 #include "kernels.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-#include <thread>
-#endif
 
 namespace fastlin {
 
@@ -41,48 +33,22 @@ class Stop {
   std::atomic<bool> stopped_{false};
 };
 
-// The remaining blocks of a thread's share, on its own cache line.
-struct alignas(64) Share {
-  std::atomic<std::int64_t> next{0};
-  std::int64_t end = 0;
-};
+// Calls run(context, block, thread) for each block, with thread < min(threads, blocks), and rethrows the
+// first exception of a block on the calling thread; the blocks after it may be left out.
+void run_blocks(std::int64_t blocks, int threads, void (*run)(void* context, std::int64_t block, int thread),
+                void* context);
 
-// Calls f(block, thread) for each block, with thread < min(threads, blocks). A thread first runs its own
-// share, then blocks that others have left. The share is the same in every call of this size, so that its
-// data are still in the thread's caches: 0.51 ms against 0.59 ms without (n = 50, m = 11, B = 8192, two
-// threads). The team always has as many threads as torch's: for a smaller team libgomp ends the surplus
-// threads, and starts new ones for the next call.
+// The same for f(block, thread).
 template <class F>
 void for_each_block(std::int64_t blocks, int threads, F f) {
   if (threads <= 1 || blocks <= 1) {
     for (std::int64_t block = 0; block < blocks; ++block) f(block, 0);
     return;
   }
-  const std::int64_t team_size = std::min<std::int64_t>(threads, blocks);
-  std::vector<Share> shares(static_cast<std::size_t>(team_size));
-  for (std::int64_t i = 0; i < team_size; ++i) {
-    shares[static_cast<std::size_t>(i)].next = blocks * i / team_size;
-    shares[static_cast<std::size_t>(i)].end = blocks * (i + 1) / team_size;
-  }
-  const auto work = [&](int thread) {
-    for (std::int64_t i = 0; i < team_size; ++i) {
-      Share& share = shares[static_cast<std::size_t>((thread + i) % team_size)];
-      for (;;) {
-        const std::int64_t block = share.next.fetch_add(1, std::memory_order_relaxed);
-        if (block >= share.end) break;
-        f(block, thread);
-      }
-    }
+  const auto run = [](void* context, std::int64_t block, int thread) {
+    (*static_cast<F*>(context))(block, thread);
   };
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  if (omp_get_thread_num() < blocks) work(omp_get_thread_num());
-#else
-  std::vector<std::thread> team;
-  for (int thread = 1; thread < threads && thread < blocks; ++thread) team.emplace_back(work, thread);
-  work(0);
-  for (std::thread& member : team) member.join();
-#endif
+  run_blocks(blocks, threads, run, &f);
 }
 
 }  // namespace fastlin

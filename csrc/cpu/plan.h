@@ -110,7 +110,9 @@ class TaskOrder {
 
 template <class T>
 struct Plan {
-  static constexpr std::int64_t kBlocks = 64;              // enough for many cores
+  // As many as a large machine has threads, from batches of 32768 on. Smaller blocks than a chunk would make
+  // more of smaller batches, but their sums cost 10 % at 50 trials of 8192 sequences in blocks of 64.
+  static constexpr std::int64_t kBlocks = 128;
   static constexpr std::int64_t kPartialBytes = 24 << 20;  // for the sums of all blocks
   static constexpr std::int64_t kFewestBlocks = 8;
   // Sequences whose dW, and whose sums if there are very few tasks, are added in T before they are added in

@@ -1,4 +1,4 @@
-"""Two threads against one on two cores of which another process keeps one busy.
+"""Threads on cores that others use: another process on one of two cores, and torch's own operations between calls.
 
 Measured in a process that may use two cores only; the mean of many calls, because a call that waits for a thread
 without a core is rare and long.
@@ -6,8 +6,10 @@ without a core is rare and long.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from typing import Any
@@ -16,62 +18,130 @@ from fastlin.bench.rows import Row
 
 BATCHES = (64, 256, 1024, 8192)
 _HOG = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
-_SECONDS = 2.0
+_SECONDS = 2.0  # of one and of two threads each
+_ROUNDS = 10
+_NUMBERS = 1_000_000  # of an operation of torch's
 
 
 def measure(row: Row, quick: bool) -> dict[str, Any]:
-    """Mean times by work, batch and threads; the values are those of two threads over one."""
+    """Mean times by work; the values are two threads over one, and calls in turn with torch's over both alone."""
     cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
         return {"lines": [], "values": {}, "skipped": {"fastlin": "wants two cores"}}
+    beside = _ask("_beside_torch", cores, quick)
     hog = subprocess.Popen([sys.executable, "-c", _HOG % cores[0]])
     try:
-        request = json.dumps({"cores": cores, "seconds": 0.0 if quick else _SECONDS})
-        command = [sys.executable, "-m", "fastlin.bench.busy", request]
-        means = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        busy = _ask("_on_busy_core", cores, quick)
     finally:
         hog.kill()
         hog.wait()
-    lines = [f"{'':28}{'1 thread':>12}{'2 threads':>12}{'ratio':>8}"]
-    values = {}
-    for name, (one, two) in means.items():
-        values[name] = two / one
-        lines.append(f"{name:28}{1e3 * one:>9.3f} ms{1e3 * two:>9.3f} ms{two / one:>8.2f}")
-    return {"lines": lines, "values": values, "means": means}
+    lines = [f"{'one core busy':28}{'1 thread':>12}{'2 threads':>12}{'ratio':>8}"]
+    lines += [_line(name, *times) for name, times in busy.items()]
+    lines += [f"{'in turn with torch':28}{'sum of both':>12}{'in turn':>12}{'ratio':>8}"]
+    lines += [_line(name, *times) for name, times in beside.items()]
+    means = {**busy, **{f"{name}, in turn with torch": times for name, times in beside.items()}}
+    return {"lines": lines, "values": {name: after / before for name, (before, after) in means.items()}, "means": means}
 
 
-def _serve(cores: list[int], seconds: float) -> dict[str, list[float]]:
-    """Mean seconds on one and on two threads, by work; rounds of the two alternate."""
-    os.sched_setaffinity(0, cores)  # before torch starts threads, which inherit it
+def _line(name: str, before: float, after: float) -> str:
+    return f"{name:28}{1e3 * before:>9.3f} ms{1e3 * after:>9.3f} ms{after / before:>8.2f}"
 
-    import statistics
 
+def _ask(function: str, cores: list[int], quick: bool) -> dict[str, list[float]]:
+    """What a function of this module returns in a process of its own."""
+    request = json.dumps([function, cores, 0.0 if quick else _SECONDS])
+    command = [sys.executable, "-m", "fastlin.bench.busy", request]
+    answer: dict[str, list[float]] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return answer
+
+
+def _ops() -> dict[str, tuple[Any, int]]:
+    """Ops with their gradients by name, and the steps of a call: one."""
     import torch
 
     from fastlin.bench.cases import CaseShape
     from fastlin.bench.contenders import BenchProblem
-    from fastlin.bench.end_to_end import training_step
-    from fastlin.bench.timing import Contender, interleave
 
-    def on(threads: int, call: Any) -> Any:
-        def before() -> None:
-            torch.set_num_threads(threads)
+    shapes = [CaseShape(op, B=B) for op in ("prompt_loss", "sampled_loss") for B in BATCHES]
+    shapes += [CaseShape("sampled_loss", B=512, R=4), CaseShape("sampled_loss", B=8192, R=50)]
+    return {_name(shape.op, shape): (BenchProblem(shape, torch.float32).build("fastlin"), 1) for shape in shapes}
+
+
+def _name(work: str, shape: Any) -> str:
+    return f"{work} B={shape.B}" + (f" R={shape.R}" if shape.R else "")
+
+
+def _training(steps: int) -> dict[str, tuple[Any, int]]:
+    """The loop of `fl.train` by name, and the steps of a call."""
+    from fastlin.bench.cases import CaseShape
+    from fastlin.bench.end_to_end import cell_config, loop
+
+    works: dict[str, tuple[Any, int]] = {}
+    for B, R in (*((B, None) for B in BATCHES), (512, 4), (8192, 50)):
+        shape = CaseShape("sampled_loss", B=B, R=R)
+        works[_name("training", shape)] = functools.partial(loop, cell_config(shape, steps)), steps
+    return works
+
+
+def _on_busy_core(seconds: float) -> dict[str, list[float]]:
+    """Mean seconds of a step on one and on two threads, by work."""
+    import torch
+
+    def on(threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    steps = 100 if seconds else 2
+    return {
+        name: _means([(lambda: on(1), call), (lambda: on(2), call)], seconds, made)
+        for name, (call, made) in {**_ops(), **_training(steps)}.items()
+    }
+
+
+def _beside_torch(seconds: float) -> dict[str, list[float]]:
+    """Mean seconds on two threads of a call and of an operation of torch's, added, and of both in turn, by work."""
+    import torch
+
+    torch.set_num_threads(2)
+    numbers = torch.randn(_NUMBERS)
+    result = torch.empty_like(numbers)
+
+    def operation() -> None:
+        torch.exp(numbers, out=result)
+
+    def in_turn(call: Any) -> Any:
+        def both() -> None:
+            call()
+            operation()
+
+        return both
+
+    found = {}
+    for name, (call, _) in _ops().items():
+        alone, torchs, both = _means([(None, call), (None, operation), (None, in_turn(call))], seconds, 1)
+        found[name] = [alone + torchs, both]
+    return found
+
+
+def _means(sections: list[tuple[Any, Any]], seconds: float, steps: int) -> list[float]:
+    """Mean seconds of a step of each call, which runs after its own preparation; they take turns, `seconds` each."""
+    from fastlin.bench.timing import Contender, interleave, wall_clock
+
+    contenders = []
+    for index, (prepare, call) in enumerate(sections):
+
+        def before(prepare: Any = prepare, call: Any = call) -> None:
+            if prepare is not None:
+                prepare()
             call()
 
-        return Contender(str(threads), call, before, calls=1 if not seconds else 10)
-
-    means = {}
-    for op, work in (("prompt_loss", "prompt_loss"), ("sampled_loss", "training step")):
-        for B in BATCHES:
-            problem = BenchProblem(CaseShape(op, B=B), torch.float32)
-            call: Any = problem.build("fastlin")
-            if work != op:
-                call = training_step(call, problem.leaves)
-            rounds = max(2, min(100, int(seconds / (1e-6 * B))))
-            found = interleave([on(1, call), on(2, call)], rounds)
-            means[f"{work} B={B}"] = [statistics.fmean(found[threads].seconds) for threads in ("1", "2")]
-    return means
+        before()
+        calls = max(1, round(seconds / _ROUNDS / wall_clock(call, 1)))
+        contenders.append(Contender(str(index), call, before, calls=calls, steps=steps))
+    found = interleave(contenders, _ROUNDS if seconds else 1)
+    return [statistics.fmean(timing.seconds) for timing in found.values()]
 
 
 if __name__ == "__main__":
-    print(json.dumps(_serve(**json.loads(sys.argv[1]))))
+    name, cores, seconds = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, cores)  # before torch starts threads, which inherit it
+    print(json.dumps(globals()[name](seconds)))

@@ -177,7 +177,7 @@ CPU: tuple[Row, ...] = (
         "cell", "end_to_end.cell", "a training cell: the loop, its kernel and optimiser, eager", *_CELL, long=True
     ),
     _function("forgetting", "forgetting.measure", "figure 5 of the second paper, against eager loops", long=True),
-    _function("busy", "busy.measure", "two threads against one when another process keeps a core busy", long=True),
+    _function("busy", "busy.measure", "two threads on cores that another process, or torch, uses too", long=True),
     _function("soak", "soak.measure", "a million training steps: memory, threads and files", long=True),
     _function("processes", "processes.measure", "training against the number of processes", long=True),
 )

@@ -1,6 +1,6 @@
 """The CPU kernels under sanitizers, in the drivers of csrc/testing: edge problems against an oracle
-(attention_driver.cpp), random arrays (random_driver.cpp), drawn sequences (sampled_driver.cpp), and calls made from
-random bytes (boundary_fuzzer.cpp).
+(attention_driver.cpp), random arrays (random_driver.cpp), drawn sequences (sampled_driver.cpp), calls made from random
+bytes (boundary_fuzzer.cpp), and blocks on threads (threads_driver.cpp).
 
 The same executables also make errors that each sanitizer must report.
 """
@@ -10,7 +10,9 @@ import subprocess
 
 from support import toolchain
 
-KERNELS = ("cpu/isa_avx512.cpp", "cpu/isa_avx2.cpp", "cpu/isa_neon.cpp", "cpu/isa_scalar.cpp", "cpu/dispatch.cpp")
+THREADS = "cpu/parallel.cpp"
+INSTRUCTION_SETS = ("avx512", "avx2", "neon", "scalar")
+KERNELS = (*(f"cpu/isa_{name}.cpp" for name in INSTRUCTION_SETS), "cpu/dispatch.cpp", THREADS)
 CASES = "testing/attention_cases.cpp"
 # Optimised: the oracle takes most of the time, and is not under test.
 ORACLE = {"testing/attention_oracle.cpp": ("-O2",)}
@@ -67,3 +69,8 @@ def test_no_race(tmp_path):
     assert_ok(driver, "threads")
     assert_ok(random, "threads")
     assert_ok(sampled, "threads")
+    made = toolchain.objects(
+        toolchain.native(), tmp_path, dict.fromkeys(("testing/threads_driver.cpp", THREADS), flags)
+    )
+    toolchain.run([*toolchain.native(), *flags, *made, "-pthread", "-o", tmp_path / "threads_driver"])
+    assert_ok(tmp_path / "threads_driver", "blocks")

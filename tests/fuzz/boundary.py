@@ -23,7 +23,9 @@ if __name__ == "__main__":
 
 from support import toolchain
 
-KERNELS = (*(f"cpu/isa_{name}.cpp" for name in ("avx512", "avx2", "neon", "scalar")), "cpu/dispatch.cpp")
+KERNELS = tuple(
+    f"cpu/{name}.cpp" for name in ("isa_avx512", "isa_avx2", "isa_neon", "isa_scalar", "dispatch", "parallel")
+)
 FUZZER = tuple(f"testing/{name}.cpp" for name in ("boundary_fuzzer", "attention_cases", "attention_oracle"))
 FLAGS = (
     "-g1",
