@@ -77,8 +77,7 @@ def _show_info(options: argparse.Namespace) -> None:
         print(f"{name:15} {value}")
     print("backends")
     for name, backend in about["backends"].items():
-        yes = "yes" if backend["auto"] else "yes, when named"
-        print(f"  {name:13} {yes if backend['available'] else 'no: ' + backend['reason']}")
+        print(f"  {name:13} {_availability(backend)}")
     for device, order in about["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
 
@@ -88,6 +87,12 @@ def _cuda_state(cuda: dict[str, Any]) -> str:
     if not cuda["available"]:
         return "; ".join(["no: " + cuda["reason"], *([built] if built else [])])
     return f"yes: {', '.join(cuda['devices'])}; driver {cuda['driver'] or 'unknown'}; {built}"
+
+
+def _availability(backend: dict[str, Any]) -> str:
+    if backend["available"]:
+        return "yes" if backend["auto"] else "yes, when named"
+    return f"no: {backend['reason']}"
 
 
 def _add_config(command: Any, *lengths: str) -> None:
