@@ -63,7 +63,8 @@ def test_no_overrun_and_nothing_undefined(tmp_path, request):
 
 def test_no_race(tmp_path):
     """Four threads, then two calls at once. On std::thread: ThreadSanitizer reports libgomp's barriers as races."""
-    flags = ("-O1", "-g1", "-fsanitize=thread", "-DFASTLIN_WITHOUT_PORTABLE")
+    # GCC 12 stops with an internal error in its scalar replacement of aggregates, in log1p of one vector as Parts.
+    flags = ("-O1", "-fno-tree-sra", "-g1", "-fsanitize=thread", "-DFASTLIN_WITHOUT_PORTABLE")
     drivers = ("attention_driver", "random_driver", "sampled_driver", "update_driver")
     driver, random, sampled, update = build(tmp_path, KERNELS, drivers, flags)
     assert_reported(driver, "plant-race", "ThreadSanitizer: data race")
