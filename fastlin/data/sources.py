@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 from abc import ABC, abstractmethod
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett
 from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, described
-from fastlin.data.philox import Drawn
 from fastlin.data.place import (
     BETA,
     FEATURES,
@@ -136,7 +135,16 @@ class LinearTasks(Source):
             self._feature_factor = factor(self.feature_cov).contiguous()
 
     def sample_gram(
-        self, batch: int, n: int, *, dtype: torch.dtype | None = None, device: Device = None, **place: Unpack[Drawn]
+        self,
+        batch: int,
+        n: int,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        stream: int = 0,
+        offset: int = 0,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
     ) -> Batch:
         """Gram matrices of sequences `offset` to `offset + batch`, drawn without their tokens.
 
@@ -158,10 +166,10 @@ class LinearTasks(Source):
         >>> G.shape
         torch.Size([8, 3, 3])
         """
-        draw = self.draw(batch, n, **place)
+        draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
         sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
         if draw is None or sampler is None:
-            drawn = self._gram_in_torch(*check_place(batch, n, **place))
+            drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
         else:
             drawn = sampler.sample(draw, True, kernel_dtype(_default(dtype)), _where(device))
         return _rounded(drawn, dtype, device)

@@ -4,6 +4,7 @@ Sizes straddle the 32 sequences of a tile, the widths that the mapping has paths
 In float32 an error is at most twice eager's own and a band of 4 eps.
 """
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -106,6 +107,16 @@ def test_many_tasks(op, machine):
     absent = torch.ones(300, dtype=torch.bool, device=machine).index_fill(0, case.task, False)
     assert (found["per_task"][:, absent] == 0).all()
     assert (found["dp"][:, absent] == 0).all()
+
+
+def test_tasks_that_begin_at_a_tile(machine):
+    """Sums of 1000 trials are so large that a block has two tiles. A task has one tile, and often begins in a block."""
+    case = make("gram_loss", B=1088, m=12, K=34, t=1, R=1000, scale=0.1, backend="cuda")
+    case = replace(case, task=torch.arange(1088) // 32).on(machine)
+    few = replace(case, inputs={name: t if name in ("G", "q") else t[:2] for name, t in case.inputs.items()})
+    for found, exact in zip(case(), few(fl.reference), strict=True):
+        assert torch.isfinite(found).all()
+        assert_close(found[:2], exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])

@@ -114,7 +114,8 @@ def undisturbed_run(tmp_path_factory):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_starts_again_after_a_process_was_killed(started, tmp_path, undisturbed_run, rank):
     """Kill -9 of one process ends the others, with a word about it; what they start again ends as if nothing was."""
-    process = started(f"kill {rank}", "--max-restarts", "1")
+    # torchrun looks every 2 s: at 0.1 s, its default, it may end the other process before that has noticed.
+    process = started(f"kill {rank}", "--max-restarts", "1", "--monitor-interval", "2")
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert f"process {1 - rank} of 2: another process of the run has ended or cannot be reached" in errors

@@ -115,6 +115,7 @@ def reference() -> Path:
         "testing/attention_oracle.cpp": ("-O2",),
         "testing/attention_cases.cpp": ("-O1",),
         "cpu/isa_scalar.cpp": ("-O0",),
+        "cpu/parallel.cpp": ("-O0",),
     }
 
     def build(folder: Path, made: Path) -> None:
