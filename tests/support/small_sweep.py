@@ -12,7 +12,7 @@ from fastlin import cli, plots
 from fastlin.figures import forgetting, prompts, reproduce
 from fastlin.figures.panels import Cell, Panel
 
-STEPS = 600
+STEPS = 12_000  # a second a cell, so that signals arrive during training
 
 
 @dataclass(frozen=True)
