@@ -38,6 +38,11 @@ def real(name: str, value: Any, low: float = -math.inf, high: float = math.inf) 
         raise ValueError(f"{name}: got {value!r}, wants a finite number{span}")
 
 
+def kind(value: Any) -> str:
+    """What an argument of the wrong type is; a class is often given where its object is meant."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """`value` if it is among those allowed, else an error with the nearest one."""
     names = list(allowed)

@@ -18,7 +18,7 @@ ALLOWED = {
     "backends": {"_extension", "_instruction_sets", "_version"},
     "validation": {"backends"},
     "reference": {"validation"},
-    "ops": {"backends", "reference", "validation"},
+    "ops": {"_checks", "backends", "reference", "validation"},
     "_info": {"_extension", "_instruction_sets", "_version", "backends"},
     "data": {"_checks", "_extension", "_instruction_sets", "backends"},
     "theory": set(),

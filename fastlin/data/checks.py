@@ -38,6 +38,17 @@ def check_number(name: str, value: float) -> float:
     return number
 
 
+def check_device(value: Any) -> torch.device:
+    """`value` as a device on which torch can make a tensor."""
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # the last from a torch without CUDA
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device: got {str(value)!r}, wants one that torch can use here: {reason}") from None
+    return device
+
+
 def check_array(name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
     """`value` as a finite float64 CPU tensor, a copy, of this shape; a string in `shape` stands for any size >= 1."""
     numbers = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)

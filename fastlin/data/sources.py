@@ -23,7 +23,7 @@ from torch import Tensor
 from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett
-from fastlin.data.checks import check_array, check_covariances, check_dimension, check_number, described
+from fastlin.data.checks import check_array, check_covariances, check_device, check_dimension, check_number, described
 from fastlin.data.place import (
     BETA,
     FEATURES,
@@ -415,11 +415,15 @@ def _as_read(name: str, array: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:
-    return torch.get_default_dtype() if dtype is None else dtype
+    if dtype is None:
+        return torch.get_default_dtype()
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype: got {dtype!r}, wants a floating-point dtype such as torch.float32")
+    return dtype
 
 
 def _where(device: Device) -> torch.device:
-    return torch.get_default_device() if device is None else torch.device(device)
+    return torch.get_default_device() if device is None else check_device(device)
 
 
 def _rounded(batch: Batch, dtype: torch.dtype | None, device: Device) -> Batch:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from fastlin import validation
+from fastlin._checks import kind
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call, registered
 from fastlin.ops.api import Weight
@@ -248,7 +249,7 @@ _OF_DATA = {"sampled_loss": ("prompt_loss", "gram_loss"), "sampled_stack_loss": 
 
 def not_a_source(op: str, mix: Any) -> TypeError:
     """The error for a `mix` that cannot draw."""
-    return TypeError(f"{op}: mix is a {type(mix).__name__}; wants a task source such as fastlin.TaskMixture")
+    return TypeError(f"{op}: mix is {kind(mix)}; wants a task source such as fastlin.SphereTasks(10)")
 
 
 def for_each_trial(

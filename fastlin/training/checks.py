@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlin import backends, models
-from fastlin._checks import choice, real
+from fastlin._checks import choice, kind, real
 from fastlin.training import streams
 from fastlin.training.optimiser import (
     COUPLED,
@@ -71,9 +71,9 @@ def check_sources(config: RunConfig) -> None:
     row, mix, target = config.regime, config.mix, config.target
     for name, source in (("mix", mix), ("target", target)):
         if source is not None and (isinstance(source, type) or not hasattr(source, "sample")):
-            raise TypeError(f"{name}: got a {type(source).__name__}, wants a task source such as fastlin.TaskMixture")
+            raise TypeError(f"{name}: got {kind(source)}, wants a task source such as fastlin.SphereTasks(10)")
     if mix is None:
-        raise TypeError("mix: got None, wants a task source such as fastlin.TaskMixture")
+        raise TypeError("mix: got None, wants a task source such as fastlin.SphereTasks(10)")
     wanted = "target" in {row.judged.source, *(term.source for phase in row.phases for term in phase.objective)}
     if target is None:
         if wanted:

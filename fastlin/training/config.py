@@ -18,6 +18,7 @@ import torch
 
 from fastlin import backends, models
 from fastlin._checks import choice, count, integer
+from fastlin.data.checks import check_device
 from fastlin.data.place import DRAWS
 from fastlin.data.restore import restored
 from fastlin.models import Shape
@@ -202,7 +203,7 @@ class RunConfig:
         if "optimiser_options" in values or "optimiser" in values:
             values["optimiser_options"] = _optimiser_options(base, given)
         values["dtype"] = _dtype(values.get("dtype", cls.dtype))
-        values["device"] = _device(values.get("device", cls.device))
+        values["device"] = check_device(values.get("device", cls.device))
         return cls(mix=mix, regime=row, n=n, **values)
 
     def __post_init__(self) -> None:
@@ -315,16 +316,6 @@ def _dtype(value: Any) -> torch.dtype:
     if dtype is None:
         raise ValueError(f"dtype: got {value}, wants torch.float32 or torch.float64")
     return dtype
-
-
-def _device(value: Any) -> torch.device:
-    try:
-        device = torch.device(value)
-        torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:  # the last from a torch without CUDA
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"device: got {str(value)!r}, wants one that torch can use here: {reason}") from None
-    return device
 
 
 def _described(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastlin import theory
-from fastlin._checks import integer
+from fastlin._checks import integer, kind
 from fastlin._threads import one_thread
 from fastlin.data.sources import FixedTask, SphereTasks, TaskMixture
 from fastlin.models import Model
@@ -102,7 +102,7 @@ def evaluate(
     (torch.Size([1, 1]), False)
     """
     if isinstance(source, type) or not hasattr(source, "sample"):
-        raise TypeError(f"source: got a {type(source).__name__}, wants a task source such as fastlin.FixedTask")
+        raise TypeError(f"source: got {kind(source)}, wants a task source such as fastlin.SphereTasks(10)")
     several: Any = shots if isinstance(shots, Iterable) and getattr(shots, "ndim", 1) > 0 else [shots]
     counts = [integer("shots", n, _MAX_SHOTS) for n in several]
     if not counts:

@@ -97,7 +97,7 @@ def test_the_best_predictor_reaches_its_loss(n):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"mix": 3}, TypeError, "mix is a int; wants a task source such as fastlin.TaskMixture"),
+        ({"mix": 3}, TypeError, "mix is a int; wants a task source such as fastlin.SphereTasks(10)"),
         ({"W": torch.zeros(5, 5, dtype=DOUBLE)}, ValueError, "W has shape (5, 5); wants (m, m) with m = 4 (from mix)"),
         (
             {"v": torch.zeros(3, 4, dtype=DOUBLE)},

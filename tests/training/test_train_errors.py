@@ -15,9 +15,9 @@ MIX = mixture()
 WIDE = fl.TaskMixture([[1.0] * 4, [0.0] * 4], torch.eye(4).expand(2, 4, 4), [0.5, 0.5])
 ON_TARGET = Regime("own", (Phase(("attention",), False, (Term(source="target"),)),))
 WRONG = [
-    ({"mix": None}, TypeError, "mix: got None, wants a task source such as fastlin.TaskMixture"),
-    ({"mix": 3}, TypeError, "mix: got a int, wants a task source such as fastlin.TaskMixture"),
-    ({"mix": fl.TaskMixture}, TypeError, "mix: got a "),
+    ({"mix": None}, TypeError, "mix: got None, wants a task source such as fastlin.SphereTasks(10)"),
+    ({"mix": 3}, TypeError, "mix: got a int, wants a task source such as fastlin.SphereTasks(10)"),
+    ({"mix": fl.TaskMixture}, TypeError, "mix: got the class TaskMixture, wants a task source"),
     ({"regime": "Joint"}, ValueError, "regime: got 'Joint' (did you mean joint?), wants one of "),
     ({"regime": None}, TypeError, "regime: got None, wants one of "),
     ({"n": -1}, ValueError, "n: got -1, wants an integer in [0, "),
