@@ -52,7 +52,7 @@ wheel: $(INSTALLED)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist
 
-# Measures anew what README.md says of speed, and writes it there: the record, the tables and the pictures.
+# Measures anew what README.md and docs/benchmarks.md say of speed, and writes it there: record, tables and pictures.
 bench-readme: $(INSTALLED)
 	$(BIN)/pip install -q -c constraints.txt jax
 	$(BIN)/fastlin bench --json benchmarks/results/cpu.json

@@ -1,8 +1,8 @@
-"""The README's performance section from the record that is committed. `python -m benchmarks.readme`.
+"""What README.md and docs/benchmarks.md say of speed, from the committed record. `python -m benchmarks.readme`.
 
-`make bench-readme` measures first. The record is `benchmarks/results/cpu.json`, of `fastlin bench`; what stands between
-the markers of README.md, and the pictures beside the record, are made from it and from nothing else. A picture carries
-the checksum of its record.
+`make bench-readme` measures first. The record is `benchmarks/results/cpu.json`, of `fastlin bench`. The text between
+the markers of both pages, and the pictures in docs/, are made from it and from nothing else. A picture carries the
+checksum of its record.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from fastlin.plots.bench import is_peer, table_cases
 from fastlin.plots.style import save
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 RECORD = ROOT / "benchmarks" / "results" / "cpu.json"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-_PICTURES = {
+PICTURES = {
     "speedup": "Time of each form over fastlin's, prompt_loss at B = 8192, n = 50",
     "scaling": "Time against sequences, context length, features, layers, trials and threads",
     "roofline": "Useful operations a second against operations a byte, under the machine's measured roofs",
+    "speedup-all": "Time of each form over fastlin's, all ops",
 }
 
 
 def main() -> int:
-    """Write the section and draw the pictures."""
+    """Write both sections and draw the pictures."""
     record = read(RECORD)
-    text = README.read_text()
-    with replacing(README) as temporary:
-        temporary.write_text(with_section(text, section(record)))
+    for page, made in sections(record).items():
+        text = with_section(page, made)
+        with replacing(page) as temporary:
+            temporary.write_text(text)
     for name, figure in plots.bench_figures(record).items():
-        save(figure, RECORD.parent, name, {"png": {"Description": checksum(RECORD)}})
+        save(figure, PAGE.parent, name, {"png": {"Description": checksum(RECORD)}})
     return 0
 
 
@@ -48,17 +50,36 @@ def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def with_section(text: str, made: str) -> str:
-    """A text with what stands between the markers replaced; it has each once, in order."""
-    before, begin, rest = text.partition(BEGIN)
+def sections(record: dict[str, Any]) -> dict[Path, str]:
+    """The text between the markers of each page."""
+    return {README: headline(record), PAGE: table(record)}
+
+
+def with_section(page: Path, made: str) -> str:
+    """The text of a page with what stands between the markers replaced; it has each once, in order."""
+    before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
-        raise ValueError(f"README.md: wants {BEGIN} and then {END}, each once")
+        raise ValueError(f"{page.name}: wants {BEGIN} and then {END}, each once")
     return f"{before}{BEGIN}\n{made}{END}{after}"
 
 
-def section(record: dict[str, Any]) -> str:
-    """What stands between the markers."""
+def headline(record: dict[str, Any]) -> str:
+    """One cell of the paper, here and in other libraries."""
+    training, machine = record["others"]["training"], record["machine"]
+    times = {entry["label"]: long_time(entry["cell"]) for entry in training["contenders"]}
+    peers = {"eager@trial": "in eager torch", "vmap-gram": "with torch.func.vmap", "jax-gram": "in JAX"}
+    others = [f"{times[label]} {how}" for label, how in peers.items() if label in times]
+    return (
+        f"A cell of the paper, {training['trials']} trials of {training['train_steps']:,} steps of {training['batch']} "
+        f"sequences: **{times['fastlin']} here, {', '.join(others)}**. Extrapolated from timed steps on "
+        f"{machine['cores']} cores of an {machine['cpu']} ({machine['instruction_set']}), {record['date'][:10]}. Of "
+        "the attention, each computes only the query's row, or its Gram form. [All benchmarks](docs/benchmarks.md).\n"
+    )
+
+
+def table(record: dict[str, Any]) -> str:
+    """Every case, the training, and the pictures."""
     machine = record["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     limits = "; ".join(
@@ -66,23 +87,22 @@ def section(record: dict[str, Any]) -> str:
         f"reads {limit['bandwidth'] / 1e9:.1f} GB/s"
         for limit in record["limits"]
     )
-    pictures = "\n\n".join(f"![{text}](benchmarks/results/{name}.png)" for name, text in _PICTURES.items())
+    pictures = "\n\n".join(f"![{text}]({name}.png)" for name, text in PICTURES.items())
     return (
         f"`{record['command']}` on {machine['cpu']} ({machine['instruction_set']}), {machine['cores']} cores, "
         f"threads = {machine['threads']}, {record['date'][:10]}; {versions}. Measured limits: {limits}. Times of the "
         "other columns are over fastlin's; float32, m = 11, K = 2, losses with the gradients of all parameters.\n\n"
-        f"{_table(record)}\n"
-        "[The labels](fastlin/bench/labels.py): `eager` is the form one writes first, the query's row of the "
+        f"{_cases(record)}\n"
+        "`eager` is the form one writes first, the query's row of the "
         "attention, or full attention in a stack; `eager-gram` is the Gram form; with trials, both are under "
         "`torch.func.vmap`; `compile` and `jax` are the faster of their two forms. FMA and read: achieved "
         "fraction of peak compute and read bandwidth, counting only necessary work and data, above 100 % where "
         "the data were still in a cache. Memory is the peak beyond inputs and outputs.\n\n"
-        f"{_training(record['others'].get('training'))}{pictures}\n\n"
-        "[All ops in one picture](benchmarks/results/speedup-all.png).\n"
+        f"{_training(record['others'].get('training'))}{pictures}\n"
     )
 
 
-def _table(record: dict[str, Any]) -> str:
+def _cases(record: dict[str, Any]) -> str:
     """A line for each case."""
     columns = "op, sizes, fastlin, reference, eager, eager-gram, compile, jax, FMA, read, memory"
     cells = []
