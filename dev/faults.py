@@ -275,7 +275,7 @@ FAULTS = (
           "(counts[ready] * unit + (unit - 1)) / shares[ready]",
           "(counts[ready] * unit) / shares[ready]"),
     Fault("own-features-ignored", "data", "ignored option",
-          "fastlin/data/sources.py", "tests/data/test_sources.py",
+          "fastlin/data/sources.py", "tests/ops/test_sampled_sources.py",
           '"_task", "_beta", "_features")',
           '"_task", "_beta")'),
     Fault("old-strata-kept", "data", "stale cache",

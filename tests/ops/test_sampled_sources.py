@@ -30,6 +30,11 @@ class OwnWeights(fl.TaskMixture):
         return 0 * super()._beta(place, task)
 
 
+class OwnFeatures(fl.TaskMixture):
+    def _features(self, normals):
+        return 3 * super()._features(normals)
+
+
 class Named(fl.TaskMixture):
     def __repr__(self):
         return "a mixture"
@@ -46,6 +51,13 @@ def test_a_subclass_draws_in_its_own_way_on_every_backend(kind):
     assert mixture(OwnWeights).draw(6, 4) is None
     assert z[..., -1].std() < 0.5
     assert y.abs().max() < 2
+
+
+def test_features_of_a_subclass():
+    z, q, y, _ = mixture(OwnFeatures).sample(6, 4, dtype=DOUBLE)
+    normal, query, label, _ = mixture().sample(6, 4, dtype=DOUBLE)
+    assert_close((z[..., :3], q), (3 * normal[..., :3], 3 * query))
+    assert (y != label).all()
 
 
 def test_a_subclass_that_changes_nothing_of_it_is_served_by_the_kernel(monkeypatch):
@@ -90,7 +102,7 @@ def test_a_source_that_changes_before_the_backward_is_seen(again):
 
 
 def test_a_class_is_no_source():
-    with pytest.raises(TypeError, match="sampled_loss: mix is a ABCMeta; wants a task source"):
+    with pytest.raises(TypeError, match="sampled_loss: mix is the class TaskMixture; wants a task source"):
         fl.sampled_loss(fl.TaskMixture, 5, 40, None, W, v, **AT)
 
 
