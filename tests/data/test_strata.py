@@ -52,3 +52,13 @@ def test_stratified_mixture():
     same = random.sample(1000, 1)[3] == mix.sample(1000, 1)[3]
     for a, b in zip(random.sample(1000, 1), mix.sample(1000, 1), strict=True):
         assert torch.equal(a[same], b[same])
+
+
+@pytest.mark.parametrize("was", [False, True])
+@pytest.mark.parametrize("stratify", [False, True])
+def test_a_reweighted_mixture_draws_as_one_made_with_these_weights(was, stratify):
+    means, covariances = torch.eye(3), torch.eye(3).expand(3, 3, 3)
+    changed = fl.TaskMixture(means, covariances, [0.2, 0.3, 0.5], stratify=was).reweighted([0.5, 0.5, 0.0], stratify)
+    made = fl.TaskMixture(means, covariances, [0.5, 0.5, 0.0], stratify=stratify)
+    assert torch.equal(changed.sample(40, 2)[3], made.sample(40, 2)[3])
+    assert torch.equal(changed.sample_gram(40, 2)[3], made.sample_gram(40, 2)[3])
