@@ -48,7 +48,7 @@ def _line(name: str, before: float, after: float) -> str:
 
 
 def _ask(function: str, cores: list[int], quick: bool) -> dict[str, list[float]]:
-    """What a function of this module returns in a process of its own."""
+    """What a function of this module returns in a new process."""
     request = json.dumps([function, cores, 0.0 if quick else _SECONDS])
     command = [sys.executable, "-m", "fastlin.bench.busy", request]
     answer: dict[str, list[float]] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)

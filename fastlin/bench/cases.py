@@ -80,7 +80,7 @@ class Case:
         return replace(self, shape=replace(self.shape, B=min(count, self.shape.B)), data=data)
 
     def step(self, loss: Loss) -> Step:
-        """The loss, then torch.autograd.grad of it, summed over trials, for every parameter; else the result."""
+        """The loss, then torch.autograd.grad of it, summed over trials, in all parameters; else the result."""
         arguments, leaves = self.arguments, tuple(self.parameters.values())
         has_loss, has_trials = "y" in self.data, self.shape.R is not None
 

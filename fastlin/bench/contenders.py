@@ -138,7 +138,7 @@ class BenchProblem:
             if not there[choice("backend", label.backend, there)]["available"]:
                 raise SkippedError(f"cannot serve: {there[label.backend]['reason']}")
         if kind in FORMED and label.form not in _forms(kind)[op]:
-            raise SkippedError(f"{op} has no form {label.form or 'of its own'!r}")
+            raise SkippedError(f"{op} has no {label.form or 'direct'} form")
         if kind == "eager" and trials:
             raise SkippedError("takes no trials; vmap does")
         if kind == "vmap" and not trials:
@@ -191,7 +191,7 @@ class BenchProblem:
 
     def _fresh(self, of_case: Callable[[Case], Call]) -> Call:
         """Calls on copies of the tokens, one after the other: twice what all caches hold, and one more."""
-        # Each thread may have a last level of its own, and Linux does not report it everywhere.
+        # Each thread may have its own last level, and Linux does not report it everywhere.
         z = self._case.data["z"]
         caches = torch.get_num_threads() * max(last_level_cache(), _LEAST_CACHE)
         copies = 1 + math.ceil(2 * caches / z.nbytes)

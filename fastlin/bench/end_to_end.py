@@ -1,7 +1,7 @@
 """Training at the paper's scale: stretches of it are timed, and a cell and a figure are stated at their pace.
 
 A cell is one regime at one context length: 50 trials of 20,000 steps of 8192 fresh sequences. Figure 2(d) has 18 of
-them. fastlin's steps cost the same for every n, the others' grow linearly in n, so that a figure takes its number of
+them. fastlin's steps cost the same for any n, the others' grow linearly in n, so that a figure takes its number of
 cells times a cell of its mean length.
 """
 

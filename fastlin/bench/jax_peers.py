@@ -97,7 +97,7 @@ def drawn(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -
 
 
 def training(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -> Callable[[float], Any]:
-    """Training on fresh data with Adam: jit of a scan; each call goes on where the last one was, at the given rate.
+    """Training on fresh data with Adam: jit of a scan; each call continues from the last, at the given rate.
 
     A call returns the loss of its last step, summed over trials.
     """

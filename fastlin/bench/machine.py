@@ -35,7 +35,7 @@ class Limits:
 
     @property
     def flops_per_core(self) -> float:
-        """Floating-point operations a second of one thread when all are at work."""
+        """Floating-point operations a second of one thread when all are busy."""
         return self.flops / self.threads
 
     def again(self, repeats: int) -> None:

@@ -1,4 +1,4 @@
-"""First call and memory of a contender, measured in a process of its own.
+"""First call and memory of a contender, measured in a separate process.
 
 `Probe` starts a process that imports torch and fastlin and runs nothing. For each request it forks, and the fork, which
 has neither threads nor kernels nor anything compiled, makes the inputs, times its first call, and measures the second
@@ -31,7 +31,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Probe:
-    """A process that measures contenders, each in a fork of its own; what they compile is removed with it."""
+    """A process that measures contenders, each in its own fork; what they compile is removed with it."""
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="fastlin-bench-", ignore_cleanup_errors=True)

@@ -34,7 +34,7 @@ class Row:
     axis: str | None = None  # of a curve: "B", "n", "m", "d", "L", "R" or "threads"
     device: str = "cpu"
     long: bool = False  # runs only by name or with `--long`
-    memory_only: bool = False  # one call's memory is measured, in a process of its own, and no time
+    memory_only: bool = False  # one call's memory is measured, in a separate process, and no time
     function: str | None = None  # MODULE.NAME in fastlin.bench
     about: str = ""  # what the function measures
 

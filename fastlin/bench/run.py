@@ -73,7 +73,7 @@ def run(
         for limit in limits.values():  # a moment when others were at work must not pass for a slow machine
             torch.set_num_threads(limit.threads)
             limit.again(effort.repeats)
-        for limit in limits.values():  # memory is as fast for every dtype
+        for limit in limits.values():  # memory is as fast for any dtype
             limit.bandwidth = max(other.bandwidth for other in limits.values() if other.threads == limit.threads)
     finally:
         torch.set_num_threads(before)

@@ -156,7 +156,7 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
     stops when no s_k changes by more than 1e-10 of the largest. The loss is then exact to rounding, because it is flat
     to first order. The lowest loss is returned, with sum_k pi_k s_k^2 = 1. The problem is not convex, so the starts
     could miss a minimum; random starts found none that was missed. The paper's Proposition 1 overlooks these heads:
-    L <= L_decoupled, with equality when one W is best for every task.
+    L <= L_decoupled, with equality when one W is best for all tasks.
 
     Parameters
     ----------
