@@ -1,4 +1,4 @@
-"""Every fault of `dev.faults` and `dev.kernel_faults` applies to the sources, and the tool reports what pytest found."""
+"""Every planted fault applies to the sources, and the tool reports what pytest found."""
 
 from collections import Counter
 
