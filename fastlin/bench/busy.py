@@ -4,8 +4,6 @@ Measured in a process that may use two cores only; the mean of many calls, becau
 without a core is rare and long.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -48,7 +46,6 @@ def _line(name: str, before: float, after: float) -> str:
 
 
 def _ask(function: str, cores: list[int], quick: bool) -> dict[str, list[float]]:
-    """What a function of this module returns in a new process."""
     request = json.dumps([function, cores, 0.0 if quick else _SECONDS])
     command = [sys.executable, "-m", "fastlin.bench.busy", request]
     answer: dict[str, list[float]] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -72,7 +69,6 @@ def _name(work: str, shape: Any) -> str:
 
 
 def _training(steps: int) -> dict[str, tuple[Any, int]]:
-    """The loop of `fl.train` by name, and the steps of a call."""
     from fastlin.bench.cases import CaseShape
     from fastlin.bench.end_to_end import cell_config, loop
 
@@ -84,7 +80,6 @@ def _training(steps: int) -> dict[str, tuple[Any, int]]:
 
 
 def _on_busy_core(seconds: float) -> dict[str, list[float]]:
-    """Mean seconds of a step on one and on two threads, by work."""
     import torch
 
     def on(threads: int) -> None:

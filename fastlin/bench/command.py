@@ -1,7 +1,5 @@
 """The command `fastlin bench`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex
@@ -124,7 +122,6 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _show(text: str) -> None:
-    """Write over one line of stderr when it is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

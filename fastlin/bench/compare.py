@@ -1,7 +1,5 @@
 """Two records: whether fastlin lost against eager. Ratios are compared, never times, which belong to a machine."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

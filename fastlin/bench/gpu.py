@@ -1,7 +1,5 @@
 """The GPU: what it is, what it can do at most, and how time is taken on it."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The same work in JAX, which is optional: it is asked for when a contender is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a random normal costs."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

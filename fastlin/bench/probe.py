@@ -7,8 +7,6 @@ in /proc/self/status; writing 5 to /proc/self/clear_refs sets it back. (ru_maxrs
 inherits its parent's.)
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

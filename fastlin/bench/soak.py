@@ -62,11 +62,8 @@ class Watch:
     @property
     def faults(self) -> list[str]:
         first, last = self.seen[0], self.seen[-1]
-        found = [
-            f"{name} grew from {getattr(first, name)} to {getattr(last, name)}"
-            for name in ("threads", "files")
-            if getattr(last, name) > getattr(first, name)
-        ]
+        counts = [("threads", first.threads, last.threads), ("files", first.files, last.files)]
+        found = [f"{name} grew from {before} to {after}" for name, before, after in counts if after > before]
         if self.growth > LARGEST_GROWTH:
             found.append(f"resident memory grew by {100 * self.growth:.2f} % from {first.resident} bytes")
         return found

@@ -1,7 +1,5 @@
 """What a training step costs beyond its kernel: Python, the model's forms, the pull-back, the update."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator
@@ -37,7 +35,6 @@ def measure(row: Row, quick: bool) -> dict[str, Any]:
 
 
 def _times(trials: int, batch: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Seconds of steps, and of the kernel in each of them."""
     shape = CaseShape("sampled_loss", B=batch, n=20, R=trials)
     with _kernel_times() as kernels:
         loop = Loop(cell_config(shape, 1 << 20), progress=False)
@@ -55,7 +52,6 @@ def _times(trials: int, batch: int, seconds: float) -> tuple[list[float], list[f
 
 @contextmanager
 def _kernel_times() -> Iterator[list[float]]:
-    """A list to which every call of the CPU's kernel adds its seconds."""
     module, seconds = _extension.loaded(), list[float]()
     attention = module.attention
 

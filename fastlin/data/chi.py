@@ -19,8 +19,6 @@ words 0 and 1 give the two normals by Box-Muller, words 2 and 3 the two uniforms
 each other. 512 rejections in a row have a probability below 1e-600.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

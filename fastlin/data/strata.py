@@ -1,7 +1,5 @@
 """Tasks in exact shares instead of random ones."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -5,8 +5,6 @@ x' { s_k W X'(y - X m_k) + c_k }. The prompt token [r; r.m_k + 1/s_k] has p'a_k 
 defines the symbols.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -254,7 +252,6 @@ def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
-    """The loss that `scaled_heads` minimises, as a sum of squares with E_k = n s_k W S - I."""
     S, sW = mom.S, s[:, None, None] * W
     sWS = sW @ S
     E = n * sWS - mom.eye
@@ -264,7 +261,6 @@ def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
 
 
 def _with_heads(mom: Moments, n: int, W: Tensor, s: Tensor, loss: float) -> Optimum:
-    """Optimum with heads s_k [-mu_k; 1] and prompts for which c_k = mu_k."""
     if bool((s == 0).any()):
         reason = "the context carries no information about a task, which needs a head of size zero"
         raise NotAttained(loss, reason, "task covariances that are not zero")

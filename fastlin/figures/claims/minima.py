@@ -9,8 +9,6 @@ The variables are A, the heads and c, each in units of its size. With prompts in
 too high; with c, 100 give ten digits.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A figure as data: axes with curves, for pictures and tables."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

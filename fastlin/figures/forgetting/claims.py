@@ -1,7 +1,5 @@
 """The claims of the paper on fine-tuning, checked by theory, samples and trained models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,13 +81,11 @@ def compute(
 
 
 def _measured(quantity: str, n: int | None, values: Tensor, expected: float | None = None) -> list[Number]:
-    """Mean over seeds, and its standard error."""
     centre, error = mean(values)
     return [Number(quantity, n, float(centre), expected), Number(f"{quantity}, standard error", n, float(error))]
 
 
 def _far(values: Tensor, expected: float) -> float:
-    """Relative distance of the mean over seeds from the value expected."""
     return abs(float(mean(values)[0]) / expected - 1.0)
 
 
@@ -98,7 +94,6 @@ def _claim(name: str, finding: str, holds: bool, yes: str, no: str, numbers: lis
 
 
 def _within(far: float, allowed: float, what: str, name: str, finding: str, numbers: list[Number]) -> Claim:
-    """A claim that holds where something is at most so far from theory."""
     yes, no = (f"{what} {within} {percent(allowed)} of theory: {percent(far)}." for within in ("within", "not within"))
     return _claim(name, finding, far <= allowed, yes, no, numbers)
 

@@ -1,7 +1,5 @@
 """The problems in which the claims are checked, and the models trained for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
