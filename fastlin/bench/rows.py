@@ -209,7 +209,7 @@ CPU: tuple[Row, ...] = (
     *_curve("L", _FEW, (2, 4, 8), op="stack_loss", B=512),
     *_curve("R", "fastlin vmap-gram", (1, 4, 16, 64), B=2048),
     *(_case("widths", _WIDE, faster_than("eager", 5 if m <= 65 else 2), axis="m", m=m, long=True) for m in WIDTHS),
-    _function("normals", "normals.measure", "a random normal on one core", Bar("fastlin", "<=", 1.2e-9)),
+    _function("normals", "step.normals", "a random normal on one core", Bar("fastlin", "<=", 1.2e-9)),
     _function(
         "training", "end_to_end.measure", "training at the paper's scale: a cell, and figure 2d", labels=_TRAINERS
     ),

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -156,8 +156,7 @@ def _memory(row: Row, threads: int, probe: Probe | None, skipped: dict[str, str]
 
 def _call(row: Row, effort: BenchEffort) -> dict[str, Any]:
     assert row.function is not None
-    module, _, name = row.function.partition(".")
-    found = getattr(import_module(f"fastlin.bench.{module}"), name)(row, effort.quick)
+    found = resolve_name(f"fastlin.bench.{row.function}")(row, effort.quick)
     return {"about": row.about, "wrong": {}, "skipped": {}, **found}
 
 

@@ -174,8 +174,22 @@ def sampled_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss (R,) of `sampled_loss` or `sampled_stack_loss`, and its gradients by letter, without autograd.
 
-    `forms` are the op's parameters by letter, none of which may require grad unless grad mode is off. `wants` has the
-    letters of the gradients in the order of `LETTERS`; `options` are fields of `Settings`.
+    No form may require grad, unless grad mode is off.
+
+    Parameters
+    ----------
+    op : str
+        "sampled_loss" or "sampled_stack_loss".
+    mix, n, batch, weight
+        As in `sampled_loss`.
+    forms : mapping
+        The op's parameters by letter.
+    wants : str
+        Letters of the gradients, in the order of `LETTERS`.
+    options : mapping
+        Fields of `Settings`.
+    **place
+        seed, step, stream, offset.
     """
     tensors = tuple([forms.get(letter) for letter in LETTERS])
     where: Sequences = {"stream": 0, "offset": 0, **place}

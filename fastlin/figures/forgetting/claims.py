@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fastlin._info import info
 from fastlin.figures.claims.entry import Claim, Number, entries, percent
-from fastlin.figures.forgetting.axes import Axes, as_dicts, line, points
+from fastlin.figures.forgetting.axes import Axes, line, points
 from fastlin.figures.forgetting.problems import AUTHORS, OTHER, Models, TuningProblem, ValueOnly, train_models
 from fastlin.figures.forgetting.regimes import mean
 from fastlin.theory import forgetting
@@ -75,7 +76,7 @@ def compute(
             "that is best at n shots for a task, or for all. Right: excess error at 20 shots of the scalar that is "
             "best for θ0."
         ],
-        "axes": as_dicts(axes),
+        "axes": [asdict(one) for one in axes],
         "versions": info()["versions"],
     }
 
