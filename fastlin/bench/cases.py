@@ -4,11 +4,10 @@ Multiply-adds and bytes are those of the best algorithm known for the op, whatev
 more work, or passes over the data more often, shows as a lower rate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -74,12 +73,12 @@ class Case:
     def dtype(self) -> torch.dtype:
         return next(iter(self.data.values())).dtype
 
-    def to(self, dtype: torch.dtype) -> Case:
+    def to(self, dtype: torch.dtype) -> Self:
         data = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.data.items()}
         parameters = {name: x.detach().to(dtype).requires_grad_(x.requires_grad) for name, x in self.parameters.items()}
         return replace(self, data=data, parameters=parameters)
 
-    def head(self, count: int) -> Case:
+    def head(self, count: int) -> Self:
         data = {name: x[:count] for name, x in self.data.items()}
         return replace(self, shape=replace(self.shape, B=min(count, self.shape.B)), data=data)
 

@@ -3,12 +3,10 @@
 The command, `pytest benchmarks`, the record behind the README and the table of the GPU take their rows from here.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fastlin._checks import choice
 from fastlin.bench import contenders
@@ -101,7 +99,7 @@ class Row:
         text += f" K={shape.K}" * (shape.K != CaseShape.K) + f" t={shape.t}" * (shape.t != CaseShape.t)
         return f"{text} {self.dtype}"
 
-    def small(self) -> Row:
+    def small(self) -> Self:
         """The same with few sequences and trials, and without bars, which are for other sizes: to see that it runs."""
         if self.shape is None:
             return replace(self, bars=())

@@ -4,13 +4,11 @@ The problem is tiny, so that a million steps take minutes: what grows by a byte 
 and records, as any run does.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -34,7 +32,7 @@ class Usage:
     files: int
 
     @classmethod
-    def now(cls) -> Usage:
+    def now(cls) -> Self:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
         return cls(pages * os.sysconf("SC_PAGE_SIZE"), threads, files)
