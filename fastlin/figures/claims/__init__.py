@@ -6,7 +6,8 @@ from typing import Any
 
 from fastlin._info import info
 from fastlin.figures.claims import attention, closed
-from fastlin.figures.claims.entry import Cells, Claim, Number, as_csv, as_json, as_markdown, entries, line, write
+from fastlin.figures.claims.entry import Cells, Claim, Number, entries
+from fastlin.figures.claims.report import as_csv, as_json, as_markdown, line, write
 from fastlin.figures.curves import line_lengths
 from fastlin.settings import load
 
