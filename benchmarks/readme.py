@@ -16,7 +16,6 @@ from fastlin import plots
 from fastlin._files import replacing
 from fastlin._tables import markdown
 from fastlin.bench.compare import read
-from fastlin.bench.end_to_end import long_time
 from fastlin.bench.timing import in_units
 from fastlin.plots.bench import is_peer, table_cases
 from fastlin.plots.style import save
@@ -152,8 +151,8 @@ def _training(training: dict[str, Any] | None) -> str:
         [
             f"`{entry['label']}`",
             f"{entry['steps']} × {entry['trials']} in {in_units(entry['median'] * entry['steps'])}",
-            long_time(entry["cell"]),
-            long_time(entry["figure"]),
+            in_units(entry["cell"]),
+            in_units(entry["figure"]),
             _times(entry),
         ]
         for entry in training["contenders"]

@@ -87,7 +87,7 @@ void check_array(const char* name, const T* address, std::int64_t count, Use use
   }
 }
 
-// Calls each(name, pointer, elements, use) for every array of a source.
+// Calls each(name, pointer, elements, use) with each array of a source.
 template <class F>
 void for_each_array(Source& S, F each) {
   const bool drawn_tasks = S.K > 1 && S.strata == nullptr;

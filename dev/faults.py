@@ -1,49 +1,9 @@
-"""The faults that `dev.mutants` plants: small bugs, one at a time, that the tests should find.
+"""The faults that `dev.mutants` plants: those of Python here, those of the kernels in `dev.kernel_faults`."""
 
-A fault gives a wrong number, loses an option or a file, or gives a wrong error. It is no crash at import, no syntax
-error, and not equivalent to the original. `old` must occur exactly once in its file.
-"""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-
-class Fault(NamedTuple):
-    """One planted bug.
-
-    Attributes
-    ----------
-    name, layer, kind : str
-        `layer` is one of `LAYERS`, `kind` one of `KINDS`.
-    file : str
-        Path from the root of the repository.
-    near : str
-        Test folders or files that cover this part, separated by spaces. They run first.
-    old, new : str
-        The text that is replaced, and the bug.
-    """
-
-    name: str
-    layer: str
-    kind: str
-    file: str
-    near: str
-    old: str
-    new: str
-
+from dev.fault import Fault
+from dev.kernel_faults import KERNEL_FAULTS
 
 # fmt: off
-LAYERS = (
-    "ops", "eager", "compiled", "core", "cpu", "cuda", "triton", "data",
-    "theory", "forgetting", "models", "training", "figures", "plots", "cli", "files",
-)
-KINDS = (
-    "wrong sign", "off by one", "missing mask", "wrong task", "lost tail", "swapped transposes", "stale cache",
-    "wrong scale", "dropped gradient", "ignored option", "unflushed file", "wrong degree of freedom",
-    "reused counter", "lost check",
-)
-
 # A fault has four lines: what it is, where it is, the old text and the new one.
 FAULTS = (
     # ops and validation
@@ -112,147 +72,6 @@ FAULTS = (
           "fastlin/backends/eager.py", "tests/ops/test_against_reference.py",
           "counts = task.new_zeros(tasks).index_add(0, task, torch.ones_like(task))",
           "counts = y.new_zeros(tasks).index_add(0, task, torch.ones_like(y))"),
-    # what the compiled backends share, and the adapter of the CPU
-    Fault("negated-tokens-read-in-place", "compiled", "wrong sign",
-          "fastlin/backends/compiled.py", "tests/backends/test_cpu_layouts.py tests/ops/test_layouts.py",
-          "return tensor if has_rows and _holds_its_numbers(tensor) else _copied(tensor)",
-          "return tensor if has_rows else _copied(tensor)"),
-    Fault("last-piece-not-drawn", "compiled", "lost tail",
-          "fastlin/backends/compiled.py", "tests/ops/test_sampled_batches.py tests/ops/test_sampled_kernels.py",
-          "for first in range(0, draw.batch, self.piece):",
-          "for first in range(0, draw.batch - self.piece + 1, self.piece):"),
-    Fault("pieces-draw-the-same", "compiled", "reused counter",
-          "fastlin/backends/draw.py", "tests/ops/test_sampled_batches.py tests/ops/test_sampled_kernels.py",
-          "offset=(self.offset + first) % (1 << 64)",
-          "offset=self.offset"),
-    Fault("one-skip-for-all-layers", "compiled", "wrong scale",
-          "fastlin/backends/compiled.py", "tests/ops/test_against_reference.py",
-          "skips[min(1, layers)], skips[-1])",
-          "skips[0], skips[-1])"),
-    # csrc/core
-    Fault("stream-without-high-byte", "core", "reused counter",
-          "csrc/core/philox-inl.h", "tests/data",
-          "step_(step | (stream >> 8) << 24)",
-          "step_(step)"),
-    Fault("factor-of-n-tokens", "core", "wrong degree of freedom",
-          "csrc/core/sampler-inl.h", "tests/data/test_sampler_kernels.py tests/data/test_bartlett.py",
-          "freedom[i] = Freedom(below - i)",
-          "freedom[i] = Freedom(S.n - i)"),
-    Fault("open-attempt-accepted", "core", "missing mask",
-          "csrc/core/draws-inl.h", "tests/data/test_draws.py",
-          "if (any(open & unsettled)) {",
-          "if (false) {"),
-    Fault("definition-for-all-lanes", "core", "missing mask",
-          "csrc/core/draws-inl.h", "tests/data/test_sampler_kernels.py tests/data/test_draws.py",
-          "value = select(open & unsettled, V::load(out), value);",
-          "value = V::load(out);"),
-    Fault("attempt-beyond-its-bound", "core", "lost check",
-          "csrc/core/chi-inl.h", "tests/data/test_draws.py",
-          "1.0f - 0x1p-15f",
-          "1.0f + 0x1p-7f"),
-    Fault("layer-gradient-of-last-head", "core", "dropped gradient",
-          "csrc/core/stack-inl.h", "tests/ops/test_against_reference.py",
-          "h > 0 ? through : nullptr}",
-          "nullptr}"),
-    Fault("head-gradient-without-skip", "core", "wrong scale",
-          "csrc/core/records.h", "tests/ops/test_against_reference.py",
-          "static_cast<T>(P.last_skip * rq[j])",
-          "static_cast<T>(rq[j])"),
-    Fault("radius-of-zero-word", "core", "off by one",
-          "csrc/core/normal-inl.h", "tests/data/test_draws.py tests/data/test_philox.py",
-          "F::set(0x1p-32f), F::set(0x1p-33f))",
-          "F::set(0x1p-32f), F::zero())"),
-    Fault("first-task-stays-loaded", "core", "stale cache",
-          "csrc/core/sampler-inl.h", "tests/data/test_sampler_kernels.py",
-          "if (task == loaded_task) return;",
-          "if (loaded_task >= 0) return;"),
-    Fault("half-the-slope", "core", "wrong scale",
-          "csrc/core/head-inl.h", "tests/ops/test_against_reference.py",
-          "return (difference + difference) * lanes.coefficient();",
-          "return difference * lanes.coefficient();"),
-    # csrc/cpu
-    Fault("noise-of-the-row-left-out", "cpu", "ignored option",
-          "csrc/cpu/factor-inl.h", "tests/ops/test_sampled_kernels.py",
-          "label = fma(V::set(deviation), L::dot(R.noise, side.w, R.constant + R.rank), label);",
-          ""),
-    Fault("tile-after-a-mixed-one", "cpu", "wrong task",
-          "csrc/cpu/chunk-inl.h", "tests/backends tests/ops/test_against_reference.py",
-          "|| !whole[tile] || !whole[tile - 1];",
-          "|| !whole[tile];"),
-    Fault("last-sum-over-lanes", "cpu", "lost tail",
-          "csrc/cpu/tile-inl.h", "tests/backends tests/ops/test_against_reference.py",
-          "for (int j = 0; i + j < count; ++j) sums[i + j]",
-          "for (int j = 0; i + j + 1 < count; ++j) sums[i + j]"),
-    Fault("second-half-of-long-sums", "cpu", "lost tail",
-          "csrc/cpu/context-inl.h", "tests/backends tests/ops/test_against_reference.py",
-          "if (kGrad) L::add(e, e2, m);",
-          "if (kGrad) L::add(e2, e, m);"),
-    Fault("boundary-task-twice", "cpu", "off by one",
-          "csrc/cpu/lanes_are_columns_by_task-inl.h", "tests/backends",
-          "count += static_cast<std::uint64_t>(task(i) - first) < tasks ? 1 : 0;",
-          "count += static_cast<std::uint64_t>(task(i) - first) <= tasks ? 1 : 0;"),
-    Fault("squares-of-the-last-part", "cpu", "lost tail",
-          "csrc/cpu/lanes_are_trials-inl.h", "tests/backends/test_cpu_trials.py",
-          "L::put(sums, at.squares, L::at(sums, at.squares) + squares);",
-          "L::put(sums, at.squares, squares);"),
-    Fault("last-block-of-a-share", "cpu", "lost tail",
-          "csrc/cpu/parallel.cpp", "tests/backends/test_cpu_threads.py",
-          "].end = blocks * (i + 1) / team;",
-          "].end = (blocks - 1) * (i + 1) / team;"),
-    Fault("exceptions-of-blocks-dropped", "cpu", "lost check",
-          "csrc/cpu/parallel.cpp", "tests/backends/test_cpu_threads.py",
-          "  job.rethrow();",
-          ""),
-    Fault("busy-cores-unnoticed", "cpu", "lost check",
-          "csrc/cpu/sharing.h", "tests/backends/test_cpu_threads.py",
-          "if (lost_ <= kGrace) return;",
-          "if (lost_ >= -kCredit) return;"),
-    Fault("half-the-pull-of-the-query", "cpu", "wrong scale",
-          "csrc/cpu/data-inl.h", "tests/ops/test_against_reference.py tests/ops/test_autograd.py",
-          "Along<T>{chunk.q + tile * m * N, 0}, ToAlong<T>{to, 0, T(2), to});",
-          "Along<T>{chunk.q + tile * m * N, 0}, ToAlong<T>{to, 0, T(1), to});"),
-    Fault("shared-columns-twice", "cpu", "missing mask",
-          "csrc/cpu/quads-inl.h", "tests/backends/test_cpu_sizes.py tests/ops/test_against_reference.py",
-          "r[j] = i < 4 * quad ? V::zero() : L::at(tile, i);",
-          "r[j] = L::at(tile, i);"),
-    # csrc/cuda, which runs in emulation
-    Fault("task-begins-at-a-tile", "cuda", "wrong task",
-          "csrc/cuda/trial.h", "tests/cuda",
-          "from == 0 && first > begin && call.task(first - 1) == k;",
-          "from == 0 && first > begin;"),
-    Fault("query-gradient-beside-tokens", "cuda", "dropped gradient",
-          "csrc/cuda/trial.h", "tests/cuda tests/ops/test_autograd.py",
-          "if (out.dq != nullptr && P.see_query) L::add_pull(",
-          "if (out.dq != nullptr && out.dx != nullptr && P.see_query) L::add_pull("),
-    Fault("second-word-for-the-task", "cuda", "reused counter",
-          "csrc/cuda/kernels.cuh", "tests/cuda",
-          "static_cast<std::uint32_t>(words[0][0].x)",
-          "static_cast<std::uint32_t>(words[0][1].x)"),
-    Fault("piece-as-whole-batch", "cuda", "wrong scale",
-          "csrc/cuda/worker.h", "tests/cuda",
-          "static_cast<double>(P.counts != nullptr ? P.total : P.B)",
-          "static_cast<double>(P.B)"),
-    # triton, which runs in its interpreter
-    Fault("noise-beyond-the-factor", "triton", "missing mask",
-          "fastlin/backends/triton/kernels/sampler.py", "tests/triton/test_sampled.py",
-          "labels += tl.where(row < constant + rank, deviation * normals(NOISE, row, sequence, PLACE, DT), 0.0)",
-          "labels += deviation * normals(NOISE, row, sequence, PLACE, DT)"),
-    Fault("remainder-of-n-tokens", "triton", "wrong degree of freedom",
-          "fastlin/backends/triton/kernels/sampler.py", "tests/triton/test_sampled.py",
-          "freedom = tl.where(slot == d, below - rank, freedom)",
-          "freedom = tl.where(slot == d, length - rank, freedom)"),
-    Fault("tiles-one-too-few", "triton", "lost tail",
-          "fastlin/backends/triton/plan.py", "tests/triton",
-          "most = B // BB + min(K, B)",
-          "most = B // BB + min(K - 1, B)"),
-    Fault("triton-first-skip", "triton", "ignored option",
-          "fastlin/backends/triton/launch.py", "tests/triton/test_ops.py",
-          "rho[:1] = problem.skips[0]",
-          "rho[:1] = problem.skips[-1]"),
-    Fault("triton-T-transposed", "triton", "swapped transposes",
-          "fastlin/backends/triton/kernels/attention.py", "tests/triton/test_ops.py",
-          "Gb = product(TGb, matrix(T, BB, M), AT, m, M, PREC, YT=True)",
-          "Gb = product(TGb, matrix(T, BB, M), AT, m, M, PREC)"),
     # data
     Fault("sequences-repeat-at-2-32", "data", "reused counter",
           "fastlin/data/philox.py", "tests/data/test_philox.py",
@@ -493,5 +312,6 @@ FAULTS = (
           "fastlin/_tensors.py", "tests/test_tensors.py tests/faults",
           r"\0{tensor.dtype}\0{tuple(tensor.shape)}\0",
           r"\0{tensor.dtype}\0"),
+
+    *KERNEL_FAULTS,
 )
-# fmt: on

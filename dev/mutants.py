@@ -1,9 +1,9 @@
 """Plant one bug at a time and see whether the tests find it. `python -m dev.mutants`.
 
-`dev.faults` has the bugs. The tool works on a copy of the tree. For each fault it changes one file of the copy and runs
-pytest until its first failure: the tests near the fault, then the other short tests, and with --long the long ones. A
-run that hangs counts as a failure. Where the file is below csrc, it compiles the CPU's extension first; the tests
-compile the CUDA kernels, in emulation.
+`dev.faults` and `dev.kernel_faults` have the bugs. The tool works on a copy of the tree. For each fault it changes one
+file of the copy and runs pytest until its first failure: the tests near the fault, then the other short tests, and with
+--long the long ones. A run that hangs counts as a failure. Where the file is below csrc, it compiles the CPU's
+extension first; the tests compile the CUDA kernels, in emulation.
 
 Exit status 1: a fault survived, does not apply (stale), or could not be built or run (broken).
 """
@@ -26,7 +26,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dev.faults import FAULTS, KINDS, LAYERS, Fault
+from dev.fault import KINDS, LAYERS, Fault
+from dev.faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-n", "2")

@@ -21,9 +21,8 @@ from pathlib import Path
 from csrc.cuda import nvcc
 from dev import sass
 from fastlin._tables import markdown
-from fastlin.bench.cases import CaseShape
+from fastlin.bench.cases import CaseShape, bytes_moved
 from fastlin.bench.timing import in_units
-from fastlin.bench.work import bytes_moved
 
 SOURCES = Path(nvcc.__file__).parents[1]
 

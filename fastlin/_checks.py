@@ -1,4 +1,4 @@
-"""Checks of sizes, numbers and choices, for every part of the package. Errors say what they got and what they want."""
+"""Checks of sizes, numbers and choices, for the whole package. Errors say what they got and what they want."""
 
 from __future__ import annotations
 

@@ -27,17 +27,7 @@ from fastlin.validation import LETTERS, OPS, Settings
 Result = TypeVar("Result")
 Losses = tuple[Tensor, Tensor]
 
-__all__ = [
-    "gram",
-    "gram_loss",
-    "gram_stack_loss",
-    "predict",
-    "prompt_loss",
-    "sampled_loss",
-    "sampled_stack_loss",
-    "stack_loss",
-    "stack_predict",
-]
+__all__ = sorted({*OPS} - {"softmax_loss"})
 
 
 def _validated(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -148,13 +138,11 @@ def _sampled(
         return torch.cat([loss for loss, _ in trials]), torch.cat([per_task for _, per_task in trials])
     like = parameters[1]
     has_gram = hasattr(mix, "sample_gram")
-    draw = mix.sample_gram if has_gram else mix.sample
-    data = draw(batch, n, **at, stream=stream, dtype=like.dtype, device=like.device)
-    if op == "sampled_loss":
-        literal = gram_loss if has_gram else prompt_loss
-    else:
-        literal = gram_stack_loss if has_gram else stack_loss
-    loss, per_task = literal(*data, *parameters, **options)
+    data = (mix.sample_gram if has_gram else mix.sample)(
+        batch, n, **at, stream=stream, dtype=like.dtype, device=like.device
+    )
+    literals = (prompt_loss, gram_loss) if op == "sampled_loss" else (stack_loss, gram_stack_loss)
+    loss, per_task = literals[has_gram](*data, *parameters, **options)
     # Tasks after the last one drawn have no loss.
     return loss, torch.nn.functional.pad(per_task, (0, mix.K - per_task.shape[-1]))
 
@@ -171,7 +159,6 @@ def gram(z: Tensor, p: Any = None, task: Any = None, q: Any = None, *, see_query
 def _each_trial(
     one: Callable[..., Tensor], data: tuple[Any, ...], parameters: tuple[Any, ...], has_trials: bool, model: Any
 ) -> Tensor:
-    """Predictions (B,) of one model or, of the models of the trials, (R, B)."""
     options = Settings(**model)
     if not has_trials:
         return one(*data, *parameters, options)
@@ -242,7 +229,6 @@ def _mask(Z: Tensor, see_query: bool) -> Tensor:
 
 
 def _whole_gram(G: Tensor, q: Tensor, task: Tensor | None, p: Tensor | None, see_query: bool) -> Tensor:
-    """Symmetric part of G, with the tokens of the prompt and, when seen, the query added."""
     extra = gram(q.new_zeros(q.shape[0], 0, q.shape[1]), p, task, q, see_query=see_query)
     return (G + G.mT) / 2 + extra
 

@@ -301,7 +301,6 @@ def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor
 
 
 def _check_float(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:
-    """What stands beside tokens in half precision."""
     _check_tensor(op, name, value)
     if value.dtype != torch.float32:
         raise TypeError(f"{op}: {name} has dtype {value.dtype}; wants torch.float32 beside tokens in half precision")

@@ -7,7 +7,6 @@
 template <class T>
 class Layers {
   using V = Vec<T>;
-  using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
 
  public:
@@ -38,9 +37,9 @@ class Layers {
   FASTLIN_HD void forward(std::int64_t r) {
     for (std::int64_t l = 0; l < P.layers; ++l) {
       T *Gl = G + l * square, *Tl = T_ + l * square, *GTl = GT + l * square;
-      L::zero(Tl, m * m);
+      Tile<T>::zero(Tl, m * m);
       const V rho = V::set(static_cast<T>(l == 0 ? P.first_skip : P.skip));
-      for (std::int64_t i = 0; i < m; ++i) L::put(Tl, i * m + i, rho);
+      for (std::int64_t i = 0; i < m; ++i) Tile<T>::put(Tl, i * m + i, rho);
       for (std::int64_t h = 0; h < P.H; ++h) {
         T* AGl = AG + (l * P.H + h) * square;
         const T *A = parameter(P.A, r, l, h), *C = parameter(P.C, r, l, h);
@@ -81,22 +80,22 @@ class Layers {
       }
       for (std::int64_t i = 0; i < m; ++i) {
         for (std::int64_t j = 0; j < m; ++j) {
-          const V sum = L::at(through, i * m + j) + L::at(through, j * m + i);
-          L::put(Gb, i * m + j, L::at(Gb, i * m + j) + sum);
+          const V sum = Tile<T>::at(through, i * m + j) + Tile<T>::at(through, j * m + i);
+          Tile<T>::put(Gb, i * m + j, Tile<T>::at(Gb, i * m + j) + sum);
         }
       }
       product_column(m, m, Along<T>{Tl, m}, Along<T>{qb, 0}, ToAlong<T>{work, 0});
-      L::copy(work, m, qb);
+      Tile<T>::copy(work, m, qb);
     }
   }
 
-  FASTLIN_HD void clear_sums() { L::zero(sums, 2 * P.layers * P.H * m * m); }
+  FASTLIN_HD void clear_sums() { Tile<T>::zero(sums, 2 * P.layers * P.H * m * m); }
 
   // Adds the lanes' sums of trial r to those of the block, dA and dC [R, L - 1, H, m, m].
   FASTLIN_HD void add_sums(std::int64_t r, double* block_dA, double* block_dC) const {
     const std::int64_t count = P.layers * P.H * m * m;
-    if (out.dA != nullptr) L::add_sums(sums, count, block_dA + r * count);
-    if (out.dC != nullptr) L::add_sums(sums + count * N, count, block_dC + r * count);
+    if (out.dA != nullptr) Tile<T>::add_sums(sums, count, block_dA + r * count);
+    if (out.dC != nullptr) Tile<T>::add_sums(sums + count * N, count, block_dC + r * count);
   }
 
  private:

@@ -30,8 +30,8 @@ struct Tile : Entries<T> {
     by_task(values, task, size, tile);
   }
 
-  // The sum of an entry over lanes begin ... end - 1. Each thread sums up an entry of its own and starts at a
-  // lane of its own, so that no two read the same bank of shared memory.
+  // The sum of an entry over lanes begin ... end - 1. Each thread sums up its own entry and starts at its own
+  // lane, so that no two read the same bank of shared memory.
   FASTLIN_HD static T sum(const T* entry, int begin, int end) {
     T total = 0;
     FASTLIN_ROLL

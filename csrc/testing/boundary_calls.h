@@ -10,7 +10,7 @@
 
 namespace fastlin {
 
-// Stands for an array that is not allocated yet; aligned for every type.
+// Stands for an array that is not allocated yet; aligned as any type wants.
 constexpr std::uintptr_t kFakeAddress = 64;
 
 template <class T>

@@ -3,10 +3,9 @@
 // numbers of the scalar kernels, up to rounding, and if losses and gradients of drawn sequences equal those
 // of the same sequences stored.
 
-#include <string>
-
 #include "testing/drawn_cases.h"
 #include "testing/instruction_sets.h"
+#include "testing/modes.h"
 
 namespace fastlin {
 namespace {
@@ -46,9 +45,7 @@ int run(int threads, std::int64_t largest_batch) {
 }  // namespace fastlin
 
 int main(int count, char** arguments) {
-  const std::string mode = count == 2 ? arguments[1] : "";
-  if (mode == "edges") return fastlin::run(1, 67);
-  if (mode == "threads") return fastlin::run(4, 200);
-  std::puts("wants edges or threads");
-  return 2;
+  return fastlin::run_mode(
+      count, arguments,
+      {{"edges", [] { return fastlin::run(1, 67); }}, {"threads", [] { return fastlin::run(4, 200); }}});
 }

@@ -7,13 +7,13 @@
 #include <cstdio>
 #include <functional>
 #include <new>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "cpu/parallel.h"
 #include "cpu/plan.h"
 #include "cpu/sharing.h"
+#include "testing/modes.h"
 
 namespace fastlin {
 namespace {
@@ -196,9 +196,5 @@ int sharing() {
 }  // namespace fastlin
 
 int main(int count, char** arguments) {
-  const std::string mode = count == 2 ? arguments[1] : "";
-  if (mode == "blocks") return fastlin::blocks();
-  if (mode == "sharing") return fastlin::sharing();
-  std::puts("wants blocks or sharing");
-  return 2;
+  return fastlin::run_mode(count, arguments, {{"blocks", fastlin::blocks}, {"sharing", fastlin::sharing}});
 }

@@ -96,7 +96,6 @@ class CpuBackend(CompiledBackend):
 
 
 def _place(dtype: torch.dtype) -> tuple[str, bool, int]:
-    """What every kernel takes first: instruction set, whether float64, threads."""
     return _instruction_sets.selected, dtype is torch.float64, torch.get_num_threads()
 
 

@@ -98,7 +98,6 @@ def error_coefficients(
 
 
 def _task_shares(task: Tensor | None, y: Tensor, tasks: int) -> Tensor:
-    """One over the number of sequences of a sequence's own task, (B,)."""
     if task is None:
         return y.new_full(y.shape, 1.0 / max(y.shape[0], 1))
     # Whole numbers: float32 stops counting at 2^24.

@@ -9,54 +9,29 @@ from torch import Tensor
 
 
 class UpdateRule(NamedTuple):
-    """Adam, or SGD with the momentum beta1, as torch.optim defines them.
-
-    Attributes
-    ----------
-    is_adam : bool
-    gradient_scale : float
-        Factor of all gradients.
-    beta1, beta2, eps, weight_decay : float
-    clip : float
-        Largest norm of each trial's gradient; negative: none.
-    """
+    """Adam, or SGD with the momentum beta1, as torch.optim defines them."""
 
     is_adam: bool
-    gradient_scale: float
+    gradient_scale: float  # factor of all gradients
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
-    clip: float
+    clip: float  # largest norm of each trial's gradient; negative: none
 
 
 class UpdateState(NamedTuple):
-    """The tensors that an update reads and writes in place.
-
-    Attributes
-    ----------
-    values, first, second, averages : list of Tensor (R, ...)
-        Of each parameter: its values, the mean of its gradients or its momentum, the mean of their squares (empty for
-        SGD), and its running average (empty: none).
-    idle : list of Tensor (R,), uint8, or None
-        Trials that do not train the parameter.
-    total, rates : Tensor (R,), float64
-        Sums of the losses; learning rates.
-    updates : Tensor (1,), int64
-        Updates done.
-    diverged : Tensor (R,), int64
-        The update, from 1 on, at which the trial's loss was not finite; 0: none so far.
-    """
+    """The tensors that an update reads and writes in place; of each parameter (R, ...) where they are lists."""
 
     values: list[Tensor]
-    first: list[Tensor]
-    second: list[Tensor]
-    averages: list[Tensor]
-    idle: list[Tensor | None]
-    total: Tensor
-    rates: Tensor
-    updates: Tensor
-    diverged: Tensor
+    first: list[Tensor]  # mean of the gradients, or the momentum
+    second: list[Tensor]  # mean of their squares; empty for SGD
+    averages: list[Tensor]  # running averages; empty: none
+    idle: list[Tensor | None]  # (R,) uint8: trials that do not train the parameter
+    total: Tensor  # (R,) float64, sums of the losses
+    rates: Tensor  # (R,) float64, learning rates
+    updates: Tensor  # (1,) int64, updates done
+    diverged: Tensor  # (R,) int64, the update, from 1 on, at which the loss was not finite; 0: none so far
 
 
 PreparedUpdate = Callable[[Tensor, list[Tensor], float], None]

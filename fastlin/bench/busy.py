@@ -4,8 +4,6 @@ Measured in a process that may use two cores only; the mean of many calls, becau
 without a core is rare and long.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -17,6 +15,7 @@ from typing import Any
 from fastlin.bench.rows import Row
 
 BATCHES = (64, 256, 1024, 8192)
+_SIZES = (*((B, None) for B in BATCHES), (512, 4), (8192, 50))  # batch and trials
 _HOG = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
 _SECONDS = 2.0  # of one and of two threads each
 _ROUNDS = 10
@@ -48,7 +47,6 @@ def _line(name: str, before: float, after: float) -> str:
 
 
 def _ask(function: str, cores: list[int], quick: bool) -> dict[str, list[float]]:
-    """What a function of this module returns in a process of its own."""
     request = json.dumps([function, cores, 0.0 if quick else _SECONDS])
     command = [sys.executable, "-m", "fastlin.bench.busy", request]
     answer: dict[str, list[float]] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -62,8 +60,8 @@ def _ops() -> dict[str, tuple[Any, int]]:
     from fastlin.bench.cases import CaseShape
     from fastlin.bench.contenders import BenchProblem
 
-    shapes = [CaseShape(op, B=B) for op in ("prompt_loss", "sampled_loss") for B in BATCHES]
-    shapes += [CaseShape("sampled_loss", B=512, R=4), CaseShape("sampled_loss", B=8192, R=50)]
+    shapes = [CaseShape("prompt_loss", B=B) for B in BATCHES]
+    shapes += [CaseShape("sampled_loss", B=B, R=R) for B, R in _SIZES]
     return {_name(shape.op, shape): (BenchProblem(shape, torch.float32).build("fastlin"), 1) for shape in shapes}
 
 
@@ -72,27 +70,20 @@ def _name(work: str, shape: Any) -> str:
 
 
 def _training(steps: int) -> dict[str, tuple[Any, int]]:
-    """The loop of `fl.train` by name, and the steps of a call."""
     from fastlin.bench.cases import CaseShape
     from fastlin.bench.end_to_end import cell_config, loop
 
-    works: dict[str, tuple[Any, int]] = {}
-    for B, R in (*((B, None) for B in BATCHES), (512, 4), (8192, 50)):
-        shape = CaseShape("sampled_loss", B=B, R=R)
-        works[_name("training", shape)] = functools.partial(loop, cell_config(shape, steps)), steps
-    return works
+    shapes = [CaseShape("sampled_loss", B=B, R=R) for B, R in _SIZES]
+    return {_name("training", shape): (functools.partial(loop, cell_config(shape, steps)), steps) for shape in shapes}
 
 
 def _on_busy_core(seconds: float) -> dict[str, list[float]]:
-    """Mean seconds of a step on one and on two threads, by work."""
     import torch
 
-    def on(threads: int) -> None:
-        torch.set_num_threads(threads)
-
+    one, two = (functools.partial(torch.set_num_threads, threads) for threads in (1, 2))
     steps = 100 if seconds else 2
     return {
-        name: _means([(lambda: on(1), call), (lambda: on(2), call)], seconds, made)
+        name: _means([(one, call), (two, call)], seconds, made)
         for name, (call, made) in {**_ops(), **_training(steps)}.items()
     }
 
@@ -103,21 +94,11 @@ def _beside_torch(seconds: float) -> dict[str, list[float]]:
 
     torch.set_num_threads(2)
     numbers = torch.randn(_NUMBERS)
-    result = torch.empty_like(numbers)
-
-    def operation() -> None:
-        torch.exp(numbers, out=result)
-
-    def in_turn(call: Any) -> Any:
-        def both() -> None:
-            call()
-            operation()
-
-        return both
-
+    operation = functools.partial(torch.exp, numbers, out=torch.empty_like(numbers))
     found = {}
     for name, (call, _) in _ops().items():
-        alone, torchs, both = _means([(None, call), (None, operation), (None, in_turn(call))], seconds, 1)
+        in_turn = functools.partial(lambda call: (call(), operation()), call)
+        alone, torchs, both = _means([(None, call), (None, operation), (None, in_turn)], seconds, 1)
         found[name] = [alone + torchs, both]
     return found
 

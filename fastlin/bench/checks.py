@@ -8,11 +8,10 @@ rounding errors that walk at random over the products of a sequence and over the
 because eager's own error may be small by luck.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class Gate:
     errors_of_eager: dict[torch.dtype, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, case: Case, scores: int = AFFORDABLE_SCORES) -> Gate:
+    def of(cls, case: Case, scores: int = AFFORDABLE_SCORES) -> Self:
         """Ask the reference."""
         # Where it would take minutes it sees the first sequences only, and eager in float64, which must agree with it
         # there, tells the truth about all.

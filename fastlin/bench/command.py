@@ -1,9 +1,6 @@
 """The command `fastlin bench`."""
 
-from __future__ import annotations
-
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -97,7 +94,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     from fastlin import plots
-    from fastlin._files import write_text
+    from fastlin._files import write_text, write_texts
+    from fastlin._tables import as_json
     from fastlin.bench import gpu, run, table
 
     for path in (options.json, options.csv):
@@ -110,21 +108,16 @@ def _measure(options: argparse.Namespace) -> int:
     record = run.run(rows, effort, command=command, device=device, progress=_show)
     _show("")
     sys.stdout.write(table.as_text(record))
-    files = [(options.json, "json"), (options.csv, "csv")]
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        files += [(options.out / "bench.json", "json"), (options.out / "bench.csv", "csv")]
-    for path, form in files:
+    for path, text in ((options.json, as_json(record)), (options.csv, table.as_csv(record))):
         if path is not None:
-            text = json.dumps(record, indent=1, allow_nan=False) + "\n" if form == "json" else table.as_csv(record)
             write_text(path, text)
     if options.out is not None:
+        write_texts(options.out, {"bench.json": as_json(record), "bench.csv": table.as_csv(record)})
         print(*plots.bench(options.out), sep="\n", file=sys.stderr)
     return int(run.wrong(record))
 
 
 def _show(text: str) -> None:
-    """Write over one line of stderr when it is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

@@ -1,7 +1,5 @@
 """Two records: whether fastlin lost against eager. Ratios are compared, never times, which belong to a machine."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ class Change:
 def read(path: Path) -> dict[str, Any]:
     """A record of `fastlin bench --json`, or a ValueError for another file."""
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: got a file that is not JSON ({error}), wants one of fastlin bench --json") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT or "cases" not in record:

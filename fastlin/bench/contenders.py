@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastlin import _info
 from fastlin._checks import choice
-from fastlin.bench import cases, checks, jax_peers, numpy_peers, peers, sampled_peers
+from fastlin.bench import cases, checks, jax_peers, peers, sampled_peers
 from fastlin.bench.cases import SAMPLED, Case, CaseShape
 from fastlin.bench.forms import FORMS, SHARED
 from fastlin.bench.labels import FORMED, Label, parse
@@ -55,7 +55,7 @@ def labels(shape: CaseShape, backends: Sequence[str] = ("auto",), device: str = 
     for kind in ("eager" if shape.R is None else "vmap", "compile", *(["jax"] if on_cpu else [])):
         own = _forms(kind)[shape.op]
         found += [kind + f"-{form}" * bool(form) for form in ("", "gram") if form in own]
-    if shape.R is None and shape.op in numpy_peers.OPS and on_cpu:
+    if shape.R is None and shape.op in peers.NUMPY and on_cpu:
         found.append("numpy")
     return found
 
@@ -121,7 +121,6 @@ class BenchProblem:
         return list((self._parameters if self._drawn else self._case.parameters).values())
 
     def _variant(self, label: Label) -> BenchProblem:
-        """The problem with the sizes and the dtype that the label names, if any."""
         sizes: dict[str, Any] = {name: getattr(label, name) for name in ("n", "K") if getattr(label, name) is not None}
         if "trial" in label.flags:
             sizes["R"] = None
@@ -138,12 +137,12 @@ class BenchProblem:
             if not there[choice("backend", label.backend, there)]["available"]:
                 raise SkippedError(f"cannot serve: {there[label.backend]['reason']}")
         if kind in FORMED and label.form not in _forms(kind)[op]:
-            raise SkippedError(f"{op} has no form {label.form or 'of its own'!r}")
+            raise SkippedError(f"{op} has no form {label.form or 'without a name'}")
         if kind == "eager" and trials:
             raise SkippedError("takes no trials; vmap does")
         if kind == "vmap" and not trials:
             raise SkippedError("there are no trials to map over")
-        if kind == "numpy" and (trials or op not in numpy_peers.OPS):
+        if kind == "numpy" and (trials or op not in peers.NUMPY):
             raise SkippedError("gradients of trials and stacks by hand are what autograd is for")
         if self._drawn and (kind in ("reference", "read") or label.flags & {"fresh", "call", "graph"}):
             raise SkippedError("draws no data" if kind == "reference" else f"{op} reads no tokens")
@@ -165,7 +164,6 @@ class BenchProblem:
         return sampled_peers.losses(self.build("fastlin"), self.shape.R or 1, sampled_peers.OP_CALLS)
 
     def _given(self, label: Label) -> Callable[[Case], Call]:
-        """What a contender calls for a case."""
         kind, op = label.kind, self.shape.op
         if kind == "read":
             return lambda case: lambda: (case.data["z"].sum(),)
@@ -174,7 +172,7 @@ class BenchProblem:
         if kind == "jax":
             return lambda case: jax_peers.given(case, label.form)
         if kind == "numpy":
-            return numpy_peers.given
+            return peers.by_numpy
         if kind == "fastlin":
             loss = peers.op(op, label.backend)
         elif kind == "reference":
@@ -191,7 +189,7 @@ class BenchProblem:
 
     def _fresh(self, of_case: Callable[[Case], Call]) -> Call:
         """Calls on copies of the tokens, one after the other: twice what all caches hold, and one more."""
-        # Each thread may have a last level of its own, and Linux does not report it everywhere.
+        # Each thread may have its own last level, and Linux does not report it everywhere.
         z = self._case.data["z"]
         caches = torch.get_num_threads() * max(last_level_cache(), _LEAST_CACHE)
         copies = 1 + math.ceil(2 * caches / z.nbytes)

@@ -1,11 +1,9 @@
 """Training at the paper's scale: stretches of it are timed, and a cell and a figure are stated at their pace.
 
 A cell is one regime at one context length: 50 trials of 20,000 steps of 8192 fresh sequences. Figure 2(d) has 18 of
-them. fastlin's steps cost the same for every n, the others' grow linearly in n, so that a figure takes its number of
+them. fastlin's steps cost the same for any n, the others' grow linearly in n, so that a figure takes its number of
 cells times a cell of its mean length.
 """
-
-from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -77,7 +75,7 @@ def _lines(entries: list[dict[str, Any]]) -> Iterator[str]:
     for entry in entries:
         stretch = f"{entry['steps']} x {entry['trials']} in {in_units(entry['median'] * entry['steps'])}"
         times = f"{entry['times_fastlin'] or float('nan'):.3g}"
-        yield align([entry["label"], stretch, *map(long_time, (entry["cell"], entry["figure"])), times], widths)
+        yield align([entry["label"], stretch, *map(in_units, (entry["cell"], entry["figure"])), times], widths)
 
 
 def cell(row: Row, quick: bool) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def cell(row: Row, quick: bool) -> dict[str, Any]:
     times = {name: STEPS * timing.median * (TRIALS if "@" in name else 1) for name, timing in timings.items()}
     lines = [f"{TRIALS} trials, {STEPS:,} steps of {batch}, n = {shape.n}, from stretches of {steps} steps"]
     ours = times["fastlin"]
-    lines += [f"{name:22}{long_time(seconds):>10}{seconds / ours:>8.3g}x" for name, seconds in times.items()]
+    lines += [f"{name:22}{in_units(seconds):>10}{seconds / ours:>8.3g}x" for name, seconds in times.items()]
     return {"lines": lines, "values": times, "seconds": {name: timing.seconds for name, timing in timings.items()}}
 
 
@@ -109,13 +107,6 @@ def _one_trial(shape: CaseShape, loss: Loss) -> Call:
     one = replace(shape, R=None)
     leaves = parameters_of(one)
     return training_step(sampled_peers.eager(one, leaves, loss), [*leaves.values()])
-
-
-def long_time(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _checked_loop(shape: CaseShape, steps: int) -> Contender:

@@ -4,8 +4,6 @@ The figure is a pretraining and eight fine-tunings of 5,000 steps of 5,000 fresh
 is two runs, in which seeds and regimes lie side by side; eager loops train one model after the other.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Those of SHARED have operators and methods alone that torch, numpy and JAX have, and run in each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GPU: what it is, what it can do at most, and how time is taken on it."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -81,7 +79,7 @@ class GpuDevice(Device):
         }
 
     def limits(self, threads: int, repeats: int, dtype: str) -> Limits:
-        """The device's, whatever the threads; float64 has no peak of its own here."""
+        """The device's, whatever the threads; its float32 peak also for float64."""
         return replace(self._limits, threads=threads, dtype=dtype)
 
     def time(self, contenders: Sequence[Contender], seconds: float) -> dict[str, dict[str, Any]]:

@@ -1,14 +1,12 @@
 """The same work in JAX, which is optional: it is asked for when a contender is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from fastlin.bench import forms, sampled_peers
-from fastlin.bench.cases import ARGUMENTS, SAMPLED, Case, CaseShape
+from fastlin.bench.cases import ARGUMENTS, Case, CaseShape
 
 Results = Callable[[], tuple[Any, ...]]
 """What is timed: returns what a `Step` returns, as arrays."""
@@ -61,17 +59,13 @@ def loss(shape: CaseShape) -> Any:
     """Loss and gradients of all trials from drawn data: Gram matrices once, then each trial on them."""
     import jax
 
-    given_op = SAMPLED[shape.op]
-    form = forms.SHARED["gram_stack_loss" if given_op == "stack_loss" else "gram_loss"]["gram"]
-    count = len(ARGUMENTS[given_op]) - 4
+    gram_op = "gram_stack_loss" if "stack" in shape.op else "gram_loss"
+    form, count = forms.SHARED[gram_op]["gram"], len(ARGUMENTS[gram_op]) - 4
     call: Any = jax.value_and_grad(forms.squared(form), tuple(range(4, 4 + count)))
     if shape.R is not None:
         call = jax.vmap(call, (None,) * 4 + (0,) * count)
 
-    def of_tokens(leaves: Any, z: Any, q: Any, y: Any, task: Any) -> Any:
-        return call(z.swapaxes(1, 2) @ z, q, y, task, *leaves)
-
-    return of_tokens
+    return lambda leaves, z, *others: call(z.swapaxes(1, 2) @ z, *others, *leaves)
 
 
 def drawn(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -> Results:
@@ -97,7 +91,7 @@ def drawn(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -
 
 
 def training(shape: CaseShape, parameters: dict[str, Tensor], steps: int = STEPS) -> Callable[[float], Any]:
-    """Training on fresh data with Adam: jit of a scan; each call goes on where the last one was, at the given rate.
+    """Training on fresh data with Adam: jit of a scan; each call continues from the last, at the given rate.
 
     A call returns the loss of its last step, summed over trials.
     """

@@ -16,8 +16,6 @@ without torch.autograd.grad); trial (one trial of the row's R); graph (a CUDA gr
 in its mode "reduce-overhead").
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

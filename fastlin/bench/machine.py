@@ -1,7 +1,5 @@
 """The machine: what it is, and what it can do at most, measured in the same run."""
 
-from __future__ import annotations
-
 import os
 import platform
 import threading
@@ -35,7 +33,7 @@ class Limits:
 
     @property
     def flops_per_core(self) -> float:
-        """Floating-point operations a second of one thread when all are at work."""
+        """Floating-point operations a second of one thread when all are busy."""
         return self.flops / self.threads
 
     def again(self, repeats: int) -> None:
@@ -58,7 +56,6 @@ def measure(threads: int, repeats: int, dtype: str = "float32") -> Limits:
 
 
 def _fma_chains(chains: Callable[[int], float], threads: int, repeats: int) -> float:
-    """Operations a second of FMA chains on several Python threads at once; the chains release the GIL."""
     iterations = 1000
     while _seconds(partial(chains, iterations)) < _LONG_ENOUGH:
         iterations *= 2

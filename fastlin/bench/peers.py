@@ -1,18 +1,23 @@
-"""The op under test, and the losses that a user would write instead of it, in torch."""
-
-from __future__ import annotations
+"""The op under test, and the losses that a user would write instead of it, in torch and numpy."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastlin import reference
 from fastlin.bench import forms
-from fastlin.bench.cases import ARGUMENTS, SAMPLED, Loss
+from fastlin.bench.cases import ARGUMENTS, SAMPLED, Case, Loss
 from fastlin.ops import api, sampled
+
+Array = npt.NDArray[Any]
+
+NUMPY = ("prompt_loss", "predict", "gram")
+"""Ops that are natural in numpy: one layer, one trial."""
 
 
 def public(name: str) -> Any:
@@ -84,3 +89,27 @@ def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tenso
         return results
 
     return replay
+
+
+def by_numpy(case: Case) -> Callable[[], tuple[Array, ...]]:
+    """The same work in numpy, whose products are those of BLAS."""
+    op = case.shape.op
+    values = [x.detach().numpy() for x in case.arguments]
+    if op == "prompt_loss":
+        return functools.partial(_layer_by_hand, *values)
+    form = next(iter(forms.SHARED[op].values()))
+    return lambda: (form(*values),)
+
+
+def _layer_by_hand(z: Array, q: Array, y: Array, task: Array, p: Array, W: Array, v: Array) -> tuple[Array, ...]:
+    """Loss () and gradients: dp = r [(p.v) a + (p.a) v], dW = r q c', dv_k = r e, added over the sequences of k."""
+    Z = np.concatenate([p[task], z], 1)
+    prompts, a, head = p.shape[1], q @ W, v[task]
+    scores, values = (Z @ vector[..., None] for vector in (a, head))
+    residual = (scores * values).sum((1, 2)) - y
+    r = 2 * residual / len(y)
+    c, e = ((Z.swapaxes(1, 2) @ weights)[..., 0] for weights in (values, scores))
+    dW = q.T @ (r[:, None] * c)
+    dp = values[:, :prompts] * a[:, None] + scores[:, :prompts] * head[:, None]
+    of_task = np.equal.outer(np.arange(len(v)), task).astype(z.dtype) * r  # (K, B)
+    return np.mean(residual * residual), np.tensordot(of_task, dp, 1), dW, of_task @ e

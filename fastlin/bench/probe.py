@@ -1,4 +1,4 @@
-"""First call and memory of a contender, measured in a process of its own.
+"""First call and memory of a contender, measured in a separate process.
 
 `Probe` starts a process that imports torch and fastlin and runs nothing. For each request it forks, and the fork, which
 has neither threads nor kernels nor anything compiled, makes the inputs, times its first call, and measures the second
@@ -6,8 +6,6 @@ one: the highest resident size during the call, over the size before it and the 
 in /proc/self/status; writing 5 to /proc/self/clear_refs sets it back. (ru_maxrss cannot be set back, and a child
 inherits its parent's.)
 """
-
-from __future__ import annotations
 
 import gc
 import json
@@ -31,7 +29,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Probe:
-    """A process that measures contenders, each in a fork of its own; what they compile is removed with it."""
+    """A process that measures contenders, each in its own fork; what they compile is removed with it."""
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="fastlin-bench-", ignore_cleanup_errors=True)

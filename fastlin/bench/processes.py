@@ -5,8 +5,6 @@ process at least. All are started at once and take turns, stretch by stretch, so
 them all; those whose turn it is not sleep.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

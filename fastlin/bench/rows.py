@@ -3,18 +3,61 @@
 The command, `pytest benchmarks`, the record behind the README and the table of the GPU take their rows from here.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Self
 
 from fastlin._checks import choice
 from fastlin.bench import contenders
-from fastlin.bench.bars import Bar, faster_than
 from fastlin.bench.cases import CaseShape
 from fastlin.bench.labels import parse
+from fastlin.bench.timing import in_units
+
+Unit = Literal["s", "B", ""]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit for a number of a row. One that is missed is printed, and changes no exit code."""
+
+    what: str  # a contender, for its time; "memory of CONTENDER"; or a value that the row's function returns
+    sense: Literal[">=", "<="]
+    limit: float
+    over: str | None = None  # a contender whose time is the unit
+    unit: Unit = "s"
+    peak: float | None = None  # FLOP/s of a core that a time limit was set for: it is scaled to the measured ones
+
+    def judge(self, values: Mapping[str, float], failed: Mapping[str, str], flops_per_core: float) -> dict[str, Any]:
+        """The bar in words, what was measured, and the verdict.
+
+        A peer that could not run leaves the bar unmeasured; fastlin misses the bar when it could not run.
+        """
+        limit = self.limit * (self.peak / flops_per_core if self.peak else 1.0)
+        names = (self.what, *([self.over] if self.over else []))
+        text = f"{self.what} {self.sense} {self._shown(limit)}" + (f" {self.over}" if self.over else "")
+        if self.peak:
+            text += f" ({self._shown(self.limit)} at {self.peak / 1e9:g} GFLOP/s a core)"
+        missing = [name for name in names if name not in values]
+        if missing:
+            ours = any(name in failed and name.startswith("fastlin") for name in missing)
+            return {"bar": text, "value": None, "limit": limit, "verdict": "misses" if ours else "not measured"}
+        value = values[self.what] / (values[self.over] if self.over else 1.0)
+        met = value >= limit if self.sense == ">=" else value <= limit
+        return {"bar": text, "value": value, "limit": limit, "verdict": "ok" if met else "misses"}
+
+    def _shown(self, value: float) -> str:
+        if self.over or not self.unit:
+            return f"{value:.3g}x"
+        return in_units(value) if self.unit == "s" else f"{value / 1e6:.3g} MB"
+
+    def line(self, judged: Mapping[str, Any]) -> str:
+        found = "" if judged["value"] is None else f", got {self._shown(judged['value'])}"
+        return f"bar {judged['bar']}{found}: {judged['verdict']}"
+
+
+def faster_than(peer: str, times: float, ours: str = "fastlin") -> Bar:
+    return Bar(peer, ">=", times, ours)
 
 
 @dataclass(frozen=True)
@@ -34,7 +77,7 @@ class Row:
     axis: str | None = None  # of a curve: "B", "n", "m", "d", "L", "R" or "threads"
     device: str = "cpu"
     long: bool = False  # runs only by name or with `--long`
-    memory_only: bool = False  # one call's memory is measured, in a process of its own, and no time
+    memory_only: bool = False  # one call's memory is measured, in a separate process, and no time
     function: str | None = None  # MODULE.NAME in fastlin.bench
     about: str = ""  # what the function measures
 
@@ -56,7 +99,7 @@ class Row:
         text += f" K={shape.K}" * (shape.K != CaseShape.K) + f" t={shape.t}" * (shape.t != CaseShape.t)
         return f"{text} {self.dtype}"
 
-    def small(self) -> Row:
+    def small(self) -> Self:
         """The same with few sequences and trials, and without bars, which are for other sizes: to see that it runs."""
         if self.shape is None:
             return replace(self, bars=())
@@ -73,7 +116,6 @@ class Row:
 
 
 def _case(name: str, labels: str, *bars: Bar, **fields: Any) -> Row:
-    """A row of an op; fields that are the shape's go there."""
     sizes = {key: fields.pop(key) for key in ("op", "B", "n", "m", "K", "R", "L") if key in fields}
     return Row(name, CaseShape(**sizes), tuple(labels.split()), bars, **fields)
 
@@ -165,7 +207,7 @@ CPU: tuple[Row, ...] = (
     *_curve("L", _FEW, (2, 4, 8), op="stack_loss", B=512),
     *_curve("R", "fastlin vmap-gram", (1, 4, 16, 64), B=2048),
     *(_case("widths", _WIDE, faster_than("eager", 5 if m <= 65 else 2), axis="m", m=m, long=True) for m in WIDTHS),
-    _function("normals", "normals.measure", "a random normal on one core", Bar("fastlin", "<=", 1.2e-9)),
+    _function("normals", "step.normals", "a random normal on one core", Bar("fastlin", "<=", 1.2e-9)),
     _function(
         "training", "end_to_end.measure", "training at the paper's scale: a cell, and figure 2d", labels=_TRAINERS
     ),

@@ -1,19 +1,18 @@
 """Runs rows: contenders are checked, then timed in interleaved rounds; the record is plain data."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
-from fastlin.bench import checks, work
+from fastlin.bench import checks
+from fastlin.bench.cases import bytes_moved, multiply_adds
 from fastlin.bench.contenders import BenchProblem, SkippedError, noting_failure
 from fastlin.bench.labels import parse
 from fastlin.bench.machine import Device, Limits
@@ -73,7 +72,7 @@ def run(
         for limit in limits.values():  # a moment when others were at work must not pass for a slow machine
             torch.set_num_threads(limit.threads)
             limit.again(effort.repeats)
-        for limit in limits.values():  # memory is as fast for every dtype
+        for limit in limits.values():  # memory is as fast for any dtype
             limit.bandwidth = max(other.bandwidth for other in limits.values() if other.threads == limit.threads)
     finally:
         torch.set_num_threads(before)
@@ -103,7 +102,6 @@ def wrong(record: dict[str, Any]) -> bool:
 
 
 def _case(row: Row, threads: int, effort: BenchEffort, device: Device, probe: Probe | None) -> dict[str, Any]:
-    """Check, probe and time one case; a contender that is wrong or cannot run is left out with the reason."""
     assert row.shape is not None
     case: dict[str, Any] = {
         "row": row.name,
@@ -113,8 +111,8 @@ def _case(row: Row, threads: int, effort: BenchEffort, device: Device, probe: Pr
         "shape": asdict(row.shape),
         "dtype": row.dtype,
         "threads": threads,
-        "multiply_adds": work.multiply_adds(row.shape),
-        "bytes": work.bytes_moved(row.shape, getattr(torch, row.dtype).itemsize),
+        "multiply_adds": multiply_adds(row.shape),
+        "bytes": bytes_moved(row.shape, getattr(torch, row.dtype).itemsize),
         "skipped": {},
         "wrong": {},
     }
@@ -158,8 +156,7 @@ def _memory(row: Row, threads: int, probe: Probe | None, skipped: dict[str, str]
 
 def _call(row: Row, effort: BenchEffort) -> dict[str, Any]:
     assert row.function is not None
-    module, _, name = row.function.partition(".")
-    found = getattr(import_module(f"fastlin.bench.{module}"), name)(row, effort.quick)
+    found = resolve_name(f"fastlin.bench.{row.function}")(row, effort.quick)
     return {"about": row.about, "wrong": {}, "skipped": {}, **found}
 
 
@@ -176,7 +173,6 @@ def _bars(row: Row, values: dict[str, float], part: dict[str, Any], limits: Limi
 
 
 def _rates(case: dict[str, Any], limits: Limits) -> None:
-    """Add what follows from the times: ratios, rates, and their share of the machine's limits."""
     medians = {entry["label"]: entry["median"] for entry in case["contenders"]}
     ours = medians.get("fastlin", next((t for label, t in medians.items() if parse(label).kind == "fastlin"), None))
     flops, moved = 2 * case["multiply_adds"], case["bytes"]

@@ -1,7 +1,5 @@
 """Steps on fresh data: the ops that draw them, and what a user would write: draw tokens, then the loss."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -4,13 +4,11 @@ The problem is tiny, so that a million steps take minutes: what grows by a byte 
 and records, as any run does.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -34,7 +32,7 @@ class Usage:
     files: int
 
     @classmethod
-    def now(cls) -> Usage:
+    def now(cls) -> Self:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
         return cls(pages * os.sysconf("SC_PAGE_SIZE"), threads, files)
@@ -62,11 +60,8 @@ class Watch:
     @property
     def faults(self) -> list[str]:
         first, last = self.seen[0], self.seen[-1]
-        found = [
-            f"{name} grew from {getattr(first, name)} to {getattr(last, name)}"
-            for name in ("threads", "files")
-            if getattr(last, name) > getattr(first, name)
-        ]
+        counts = [("threads", first.threads, last.threads), ("files", first.files, last.files)]
+        found = [f"{name} grew from {before} to {after}" for name, before, after in counts if after > before]
         if self.growth > LARGEST_GROWTH:
             found.append(f"resident memory grew by {100 * self.growth:.2f} % from {first.resident} bytes")
         return found

@@ -1,17 +1,19 @@
-"""What a training step costs beyond its kernel: Python, the model's forms, the pull-back, the update."""
-
-from __future__ import annotations
+"""What a training step costs beyond its kernel (Python, the model's forms, the pull-back, the update), and a normal."""
 
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
-from fastlin import _extension
+import torch
+
+from fastlin import _extension, _info
 from fastlin.bench.cases import CaseShape
 from fastlin.bench.end_to_end import cell_config
 from fastlin.bench.rows import Row
+from fastlin.bench.timing import wall_clock
 from fastlin.ops import call
 from fastlin.training.loop import Loop
 
@@ -37,7 +39,6 @@ def measure(row: Row, quick: bool) -> dict[str, Any]:
 
 
 def _times(trials: int, batch: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Seconds of steps, and of the kernel in each of them."""
     shape = CaseShape("sampled_loss", B=batch, n=20, R=trials)
     with _kernel_times() as kernels:
         loop = Loop(cell_config(shape, 1 << 20), progress=False)
@@ -55,7 +56,6 @@ def _times(trials: int, batch: int, seconds: float) -> tuple[list[float], list[f
 
 @contextmanager
 def _kernel_times() -> Iterator[list[float]]:
-    """A list to which every call of the CPU's kernel adds its seconds."""
     module, seconds = _extension.loaded(), list[float]()
     attention = module.attention
 
@@ -66,9 +66,27 @@ def _kernel_times() -> Iterator[list[float]]:
         return kernel
 
     call.signatures.clear()  # plans of earlier calls hold the function
-    module.attention = timed  # type: ignore[attr-defined]
     try:
-        yield seconds
+        with mock.patch.object(module, "attention", timed):
+            yield seconds
     finally:
-        module.attention = attention  # type: ignore[attr-defined]
         call.signatures.clear()
+
+
+def normals(row: Row, quick: bool) -> dict[str, Any]:
+    """Normals on one thread, written to a buffer that stays in the cache: the median of many short stretches."""
+    out = torch.empty(512, 64)
+    try:
+        fill = _extension.loaded().fill_normal
+    except ImportError as error:
+        return {"lines": [], "values": {}, "skipped": {"fastlin": str(error)}}
+    options = {"instruction_set": _info.info()["instruction_set"], "threads": 1}
+
+    def seconds(step: int) -> float:
+        return wall_clock(lambda: fill(out.data_ptr(), *out.shape, "float32", 1, step, 0, 0, 0, **options), 1)
+
+    each = statistics.median(seconds(step) for step in range(20 if quick else 2000)) / out.numel()
+    deviation = float(out.std())
+    if not abs(deviation - 1) < 0.05:
+        return {"lines": [], "values": {}, "wrong": {"fastlin": f"normals have standard deviation {deviation:.3g}"}}
+    return {"lines": [f"{1e9 * each:.2f} ns a normal (fill_normal, float32)"], "values": {"fastlin": each}}

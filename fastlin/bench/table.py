@@ -1,7 +1,5 @@
 """A record as text in 80 columns and as CSV."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -115,7 +113,6 @@ def _curve(points: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _verdicts(record: dict[str, Any]) -> Iterator[str]:
-    """How many bars were met, and the rows that miss one."""
     parts = [*record["cases"], *({"row": name, **other} for name, other in record["others"].items())]
     verdicts = [(part["row"], bar["verdict"]) for part in parts for bar in part["bars"]]
     if verdicts:

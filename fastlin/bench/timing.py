@@ -1,7 +1,5 @@
 """Interleaved timing: in every round each contender runs once, so that a slow moment of the machine meets them all."""
 
-from __future__ import annotations
-
 import gc
 import math
 import statistics
@@ -152,6 +150,9 @@ def summary(timing: Timing) -> dict[str, Any]:
 
 
 def in_units(seconds: float) -> str:
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -10,8 +10,6 @@ sum_i [X_i; y_i] [X_i; y_i]' with e added to the last entry. A constant coordina
 factor gets the row [sqrt n; X_0; y_0] with X_0 ~ N(0, S), and the other rows are those of n - 1 tokens.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

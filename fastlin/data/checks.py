@@ -1,7 +1,5 @@
 """Checks of the arguments of task sources, and their description."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Chi variates, exact for every number of degrees of freedom, with the same bits everywhere.
+"""Chi variates, exact for any number of degrees of freedom, with the same bits everywhere.
 
 chi_k^2 is twice a gamma variate of shape k/2, drawn by rejection (Marsaglia and Tsang, 2000): with a normal x and a
 uniform u, c = (9 (k/2 - 1/3))^-1/2, t = 1 + c x,
@@ -10,7 +10,7 @@ attempts without a logarithm. Every implementation must accept the same attempts
 float64 in one fixed order of +, -, *, /, sqrt, which IEEE 754 rounds in one way only: log, sin and cos are the
 polynomials below, and no operations are fused. A kernel repeats the same operations, and in float64 has the same bits.
 
-A float32 kernel may decide without them, where the error bound of its own arithmetic proves that they decide the same
+A float32 kernel may decide without them, where the error bound of its arithmetic proves that they decide the same
 (csrc/core/chi-inl.h). It may then compute the value in float32. With eps = 2^-23 and the radius r <= 6.77 of
 the attempt's pair of normals, the value is accurate to eps (3 chi + 5.7 r t^1/2); chi_1 is to 7 eps r.
 
@@ -18,8 +18,6 @@ Slot s of a sequence has 256 blocks, which start at block 256 s of the section. 
 words 0 and 1 give the two normals by Box-Muller, words 2 and 3 the two uniforms. Sequences and slots are independent of
 each other. 512 rejections in a row have a probability below 1e-600.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence

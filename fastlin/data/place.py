@@ -19,8 +19,6 @@ Each kind of draw has a section of 2^21 Philox blocks, so its numbers do not dep
         the rows of the factor in place of the Gram matrix
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,8 +1,6 @@
 """A source that draws from given points."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -37,7 +35,7 @@ class PointSet(Source):
         super().__init__(self.x.shape[1], bias)
 
     @classmethod
-    def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> PointSet:
+    def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> Self:
         """Draw the points from a task source: features and labels of its queries."""
         _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
         return cls(q[:, int(source.bias) : -1], y, bias=source.bias)

@@ -1,7 +1,5 @@
 """Task sources from their descriptions."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

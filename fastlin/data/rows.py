@@ -4,8 +4,6 @@
 The bits of a library's matrix product depend on how it blocks the batch; theirs do not.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

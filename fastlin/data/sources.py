@@ -197,7 +197,6 @@ class LinearTasks(Source):
         return sampler.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype), device)
 
     def _gram_in_torch(self, place: Place, n: int) -> Batch:
-        """Gram matrices in float64 on the CPU, in torch operations: the reference for the kernels."""
         with torch.device("cpu"):
             task, beta, q, y = self._query(place)
             return bartlett.sample(place, n, beta, self._feature_factor, self.noise_std, self.bias), q, y, task
@@ -222,7 +221,6 @@ class LinearTasks(Source):
         return task, beta, self._join(x, torch.zeros_like(y)), y
 
     def _task(self, place: Place) -> Tensor:
-        """Task of each sequence, (batch,) int64."""
         return torch.zeros(place.batch, dtype=torch.int64)
 
     @abstractmethod
@@ -400,7 +398,6 @@ _HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_que
 
 @functools.cache
 def _has_its_own_way(source: type[LinearTasks]) -> bool:
-    """Whether a subclass overrides a method that draws, so that `_recipe`, which it inherits, does not describe it."""
     owner = next(c for c in source.__mro__ if "_recipe" in vars(c))
     return any(getattr(source, name) is not getattr(owner, name) for name in _HOOKS)
 

@@ -1,7 +1,5 @@
 """Tasks in exact shares instead of random ones."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -15,7 +13,7 @@ LONGEST_PERIOD = 1 << 16
 def balanced_tasks(weights: Tensor) -> Tensor:
     """Tasks (P,) int64 of sequences 0 to P - 1; the order repeats with period P.
 
-    Among the first i sequences task k occurs floor or ceil of i weights_k times, for every i. So a batch that starts at
+    Among the first i sequences, for any i, task k occurs floor or ceil of i weights_k times. So a batch that starts at
     sequence 0 has the exact share of each task wherever that is a whole number. P is the common denominator of the
     weights. Weights without one up to 65,536 are rounded to multiples of 1/65,536.
 

@@ -254,7 +254,6 @@ class Plan:
             raise
 
     def _inner(self) -> str:
-        """Letters of the problem whose gradients the caller's letters need."""
         if not self.is_stack:
             return self.wants
         needs = set(self.wants)
@@ -354,7 +353,6 @@ class Plan:
         return results
 
     def _from_trials(self, tensor: Tensor) -> Tensor:
-        """A result that leads with R in the form that the caller expects."""
         # Not a view: autograd forbids to add to one of several views in place, as in loss += penalty.
         if self.is_direct:
             return tensor

@@ -117,7 +117,6 @@ def _with_long_task(tensors: Given) -> Given:
 
 
 def _differentiated(tensors: Tensors) -> tuple[str, list[Tensor]]:
-    """The tensors that autograd will differentiate in: their letters, and they themselves."""
     asked, inputs = "", []
     if torch.is_grad_enabled():
         for letter, tensor in zip(LETTERS, tensors, strict=True):
@@ -215,7 +214,6 @@ def _transformed(op: _Op, setup: Any, gradient: Any) -> Callable[..., tuple[Tens
 
 
 def _empty(tensors: Tensors, *shape: int) -> Tensor:
-    """A result of the fake kernels, with leading R where the call has trials."""
     R = trials_of(tensors)
     return call.anchor(tensors).new_empty(shape if R is None else (R, *shape))
 

@@ -1,7 +1,5 @@
 """Checks of the arguments of closed forms. Errors name the argument, what it wants and what it got."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

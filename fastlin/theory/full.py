@@ -14,9 +14,7 @@ beta ~ N(mu, B) needs only the mean and covariance of (beta, beta'S beta), at a 
 pair of attention heads.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -109,7 +107,7 @@ class _Task(NamedTuple):
     spread: Tensor  # (K,)   Var b = 2 tr(S B S B) + 4 mu'S B S mu
 
     @classmethod
-    def of(cls, mom: Moments) -> _Task:
+    def of(cls, mom: Moments) -> Self:
         SB, Smu = mom.S @ mom.B, mom.mu @ mom.S
         cross = 2.0 * torch.einsum("kij,kj->ki", mom.B, Smu)
         mean = SB.diagonal(dim1=-2, dim2=-1).sum(-1) + (Smu * mom.mu).sum(-1)

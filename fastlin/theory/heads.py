@@ -5,8 +5,6 @@ x' { s_k W X'(y - X m_k) + c_k }. The prompt token [r; r.m_k + 1/s_k] has p'a_k 
 defines the symbols.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -156,7 +154,7 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
     stops when no s_k changes by more than 1e-10 of the largest. The loss is then exact to rounding, because it is flat
     to first order. The lowest loss is returned, with sum_k pi_k s_k^2 = 1. The problem is not convex, so the starts
     could miss a minimum; random starts found none that was missed. The paper's Proposition 1 overlooks these heads:
-    L <= L_decoupled, with equality when one W is best for every task.
+    L <= L_decoupled, with equality when one W is best for all tasks.
 
     Parameters
     ----------
@@ -254,7 +252,6 @@ def _alternate(mom: Moments, n: int) -> tuple[Tensor, Tensor, float]:
 
 
 def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
-    """The loss that `scaled_heads` minimises, as a sum of squares with E_k = n s_k W S - I."""
     S, sW = mom.S, s[:, None, None] * W
     sWS = sW @ S
     E = n * sWS - mom.eye
@@ -264,7 +261,6 @@ def _scaled_loss(mom: Moments, n: int, W: Tensor, s: Tensor) -> Tensor:
 
 
 def _with_heads(mom: Moments, n: int, W: Tensor, s: Tensor, loss: float) -> Optimum:
-    """Optimum with heads s_k [-mu_k; 1] and prompts for which c_k = mu_k."""
     if bool((s == 0).any()):
         reason = "the context carries no information about a task, which needs a head of size zero"
         raise NotAttained(loss, reason, "task covariances that are not zero")

@@ -1,7 +1,5 @@
 """Results of the closed forms, and their conversion to parameters of the attention ops."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

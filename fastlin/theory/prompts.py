@@ -5,8 +5,6 @@ matrices and no symmetry of W. `moments` defines the symbols. Losses are sums of
 digits when n is large and the loss is small against E[y^2].
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

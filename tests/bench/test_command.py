@@ -12,7 +12,7 @@ import torch
 from fastlin import cli, plots
 from fastlin.bench import compare, forms, peers, rows, run, table
 from fastlin.bench.cases import OPS
-from fastlin.bench.end_to_end import long_time
+from fastlin.bench.timing import in_units
 from fastlin.plots.bench import ABOVE, table_cases
 
 TINY = ["--quick", "--B", "24", "--n", "4,6", "--m", "4"]
@@ -286,4 +286,4 @@ def test_another_file_is_not_compared(tmp_path, text):
 
 
 def test_times_are_written_with_three_digits():
-    assert [long_time(x) for x in (95.4, 1234, 20_000, 500_000)] == ["95.4 s", "20.6 min", "5.56 h", "5.79 days"]
+    assert [in_units(x) for x in (95.4, 1234, 20_000, 500_000)] == ["95.4 s", "20.6 min", "5.56 h", "5.79 days"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fastlin.bench import cases, contenders, forms, jax_peers, sampled_peers, work
+from fastlin.bench import cases, contenders, forms, jax_peers, sampled_peers
 from fastlin.bench.cases import CaseShape
 from fastlin.bench.checks import WrongResultError
 from fastlin.bench.contenders import BenchProblem, SkippedError
@@ -169,20 +169,20 @@ def test_fresh_tokens_are_others_in_each_call(monkeypatch):
 
 def test_work_is_the_least_that_is_known():
     layer = CaseShape(B=2, n=50, m=11)
-    assert work.multiply_adds(layer) == 2 * (4 * 50 * 11 + 2 * 121)  # the query's row
+    assert cases.multiply_adds(layer) == 2 * (4 * 50 * 11 + 2 * 121)  # the query's row
     many = replace(layer, R=50)
-    assert work.multiply_adds(many) == 2 * (50 * 66 + 50 * 4 * 121)  # Gram matrices, once for all trials
-    assert work.multiply_adds(replace(layer, op="predict")) == 2 * (2 * 50 * 11 + 121)
-    assert work.multiply_adds(replace(layer, op="gram")) == 2 * 50 * 66
-    assert work.multiply_adds(replace(layer, op="gram_stack_loss", L=3)) == 2 * (4 * 121 + 2 * 10 * 1331)
-    assert work.multiply_adds(replace(layer, op="sampled_loss", n=9)) == work.multiply_adds(
+    assert cases.multiply_adds(many) == 2 * (50 * 66 + 50 * 4 * 121)  # Gram matrices, once for all trials
+    assert cases.multiply_adds(replace(layer, op="predict")) == 2 * (2 * 50 * 11 + 121)
+    assert cases.multiply_adds(replace(layer, op="gram")) == 2 * 50 * 66
+    assert cases.multiply_adds(replace(layer, op="gram_stack_loss", L=3)) == 2 * (4 * 121 + 2 * 10 * 1331)
+    assert cases.multiply_adds(replace(layer, op="sampled_loss", n=9)) == cases.multiply_adds(
         replace(layer, op="sampled_loss", n=900)
     )
 
 
 def test_bytes_are_those_of_the_data_once():
     layer = CaseShape(B=2, n=50, m=11)
-    assert work.bytes_moved(layer) == 2 * (4 * (550 + 11 + 1) + 8)
-    assert work.bytes_moved(layer, 8) == 2 * (8 * (550 + 11 + 1) + 8)
-    assert work.bytes_moved(replace(layer, op="gram")) == 2 * (4 * (550 + 121) + 8)
-    assert work.bytes_moved(replace(layer, op="sampled_loss")) == 0
+    assert cases.bytes_moved(layer) == 2 * (4 * (550 + 11 + 1) + 8)
+    assert cases.bytes_moved(layer, 8) == 2 * (8 * (550 + 11 + 1) + 8)
+    assert cases.bytes_moved(replace(layer, op="gram")) == 2 * (4 * (550 + 121) + 8)
+    assert cases.bytes_moved(replace(layer, op="sampled_loss")) == 0

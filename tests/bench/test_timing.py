@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fastlin.bench import cases, checks, machine, peers, timing
-from fastlin.bench.bars import Bar
 from fastlin.bench.cases import CaseShape
+from fastlin.bench.rows import Bar
 
 SMALL = CaseShape(B=40, n=6, m=5)
 

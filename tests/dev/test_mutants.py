@@ -1,11 +1,12 @@
-"""Every fault of dev/faults.py applies to the sources, and the tool reports what pytest found."""
+"""Every planted fault applies to the sources, and the tool reports what pytest found."""
 
 from collections import Counter
 
 import pytest
 
 from dev import mutants
-from dev.faults import FAULTS, KINDS, LAYERS
+from dev.fault import KINDS, LAYERS
+from dev.faults import FAULTS
 from dev.mutants import ROOT, Broken, first_failure, planted, read
 
 SHORT = ["-m", "not long"]

@@ -277,7 +277,8 @@ def test_the_vertex_of_a_parabola():
 
 
 def test_rescaled_models_are_the_same_predictors(trained):
-    W, v = problems.rescaled(trained, "zs:v")
+    models = problems.ValueOnly(trained)
+    W, v = models.W, models.v
     theta = trained.problem.task.theta
     same = ff.attention_error(W, v, theta, 7, noise_var=0.1)
     assert same.tolist() == pytest.approx(trained.errors("zs:v", trained.problem.task, [7])[0].tolist(), rel=1e-9)

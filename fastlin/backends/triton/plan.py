@@ -69,7 +69,7 @@ def config(m: int, dtype: torch.dtype, *, streams: bool = False, draws: bool = F
 
 
 def draws_apart(m: int, dtype: torch.dtype) -> bool:
-    """Whether a kernel of its own draws the Gram matrices of a sampled loss, in float64 and beyond M = 16.
+    """Whether a separate kernel draws the Gram matrices of a sampled loss, in float64 and beyond M = 16.
 
     There the two would not fit into one's registers: it spills 56 bytes on sm_80 at M = 16, and 160 on sm_100 at
     M = 64. Writing and reading m^2 numbers is little beside a stack's products, 4 m^3 multiply-adds for each layer.

@@ -1,7 +1,5 @@
 """The claims of the paper on task-specific prompts, checked by closed forms, samples and training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

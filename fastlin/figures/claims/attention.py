@@ -1,7 +1,5 @@
 """Claims on the full model, checked by minima of its exact loss, sampled tokens, and training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Claims that closed forms decide: the order of the optima, the rates of the gaps, the size of the prompts."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -134,7 +132,6 @@ def rates(setting: Config, lengths: Sequence[int] = (100, 1000, 10_000, 100_000)
 
 
 def _slope(first: float, last: float, low: float, high: float) -> float:
-    """Slope in log-log axes between (first, low) and (last, high)."""
     return math.log(high / low) / math.log(last / first)
 
 
@@ -191,7 +188,6 @@ def prompts(settings: Sequence[Config], lengths: Sequence[int] = (1, 10, 100, 10
 
 
 def _apart(p: Tensor, q: Tensor) -> float:
-    """|p - q| / |q|."""
     return float((p - q).norm() / q.norm())
 
 

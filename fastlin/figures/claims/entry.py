@@ -1,7 +1,5 @@
 """Claims of a paper as records, and the models trained to check them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable

@@ -1,15 +1,13 @@
 """Minima of the exact loss of the full one-layer model, found numerically.
 
 With A = [N, w] (d, m) the rows of W that multiply the query, and v_k = [a1; a2], the loss depends on the prompt only
-through c_k = A p_k (p_k'v_k). A token exists for every c_k:
+through c_k = A p_k (p_k'v_k). Each c_k has a token:
 
     p_k = [N^-1 (c_k - s w); s]        s = (1 - a1'N^-1 c_k) / (a2 - a1'N^-1 w),  so that p_k'v_k = 1
 
-The variables are A, the heads and c, each in units of its own size. With prompts in place of c, 400 iterations end 1 %
+The variables are A, the heads and c, each in units of its size. With prompts in place of c, 400 iterations end 1 %
 too high; with c, 100 give ten digits.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any, NamedTuple

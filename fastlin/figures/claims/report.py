@@ -1,7 +1,5 @@
 """Claims as JSON, CSV and Markdown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

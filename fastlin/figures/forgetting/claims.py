@@ -1,9 +1,8 @@
 """The claims of the paper on fine-tuning, checked by theory, samples and trained models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fastlin._info import info
 from fastlin.figures.claims.entry import Claim, Number, entries, percent
-from fastlin.figures.forgetting.axes import Axes, as_dicts, line, points
+from fastlin.figures.forgetting.axes import Axes, line, points
 from fastlin.figures.forgetting.problems import AUTHORS, OTHER, Models, TuningProblem, ValueOnly, train_models
 from fastlin.figures.forgetting.regimes import mean
 from fastlin.theory import forgetting
@@ -77,19 +76,17 @@ def compute(
             "that is best at n shots for a task, or for all. Right: excess error at 20 shots of the scalar that is "
             "best for θ0."
         ],
-        "axes": as_dicts(axes),
+        "axes": [asdict(one) for one in axes],
         "versions": info()["versions"],
     }
 
 
 def _measured(quantity: str, n: int | None, values: Tensor, expected: float | None = None) -> list[Number]:
-    """Mean over seeds, and its standard error."""
     centre, error = mean(values)
     return [Number(quantity, n, float(centre), expected), Number(f"{quantity}, standard error", n, float(error))]
 
 
 def _far(values: Tensor, expected: float) -> float:
-    """Relative distance of the mean over seeds from the value expected."""
     return abs(float(mean(values)[0]) / expected - 1.0)
 
 
@@ -98,7 +95,6 @@ def _claim(name: str, finding: str, holds: bool, yes: str, no: str, numbers: lis
 
 
 def _within(far: float, allowed: float, what: str, name: str, finding: str, numbers: list[Number]) -> Claim:
-    """A claim that holds where something is at most so far from theory."""
     yes, no = (f"{what} {within} {percent(allowed)} of theory: {percent(far)}." for within in ("within", "not within"))
     return _claim(name, finding, far <= allowed, yes, no, numbers)
 

@@ -1,7 +1,5 @@
 """The problems in which the claims are checked, and the models trained for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,24 +89,17 @@ class Models:
         return scalar(self.tuned.model, Q)[self.tuned.trials_of(regime)]
 
 
-def rescaled(models: Models, regime: str) -> tuple[Tensor, Tensor]:
-    """W (seeds, m, m) and v (seeds, m) of a regime, scaled so that the features' block of W has the size of S^-1."""
-    # (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
-    rows = models.tuned.trials_of(regime)
-    W, v = models.tuned.params["W"], models.tuned.params["v"]
-    assert W is not None
-    assert v is not None
-    W, v = W.double()[rows], v.double()[rows, 0]
-    wanted = torch.linalg.inv(models.problem.cov)
-    size = (W[:, 1:-1, 1:-1].mT * wanted).sum((-2, -1)) / wanted.square().sum()
-    return W / size[:, None, None], v * size[:, None]
-
-
 class ValueOnly:
-    """Value-only fine-tuned models of all seeds, `rescaled`."""
+    """W (seeds, m, m) and v (seeds, m) of value-only fine-tuning; the features' block of W has the size of S^-1."""
 
     def __init__(self, models: Models) -> None:
-        self.W, self.v = rescaled(models, "zs:v")
+        # (W, v) and (W/s, s v) are the same predictor; closed forms of the scalar assume Q = S^-1.
+        rows, wanted = models.tuned.trials_of("zs:v"), torch.linalg.inv(models.problem.cov)
+        W, v = models.tuned.params["W"], models.tuned.params["v"]
+        assert W is not None
+        assert v is not None
+        size = (W.double()[rows, 1:-1, 1:-1].mT * wanted).sum((-2, -1)) / wanted.square().sum()
+        self.W, self.v = W.double()[rows] / size[:, None, None], v.double()[rows, 0] * size[:, None]
         self._data = models.problem.data
 
     def error(self, v: Tensor, theta: Tensor, n: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Table 1: zero-shot and few-shot errors on the tuned task and on its opposite, and the findings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

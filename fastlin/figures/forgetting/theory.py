@@ -1,7 +1,5 @@
 """Figures 1 to 3: closed forms of the paper's optima, with errors on sampled tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +65,6 @@ def _both(
 
 
 def _by_scalar(family: Callable[..., Family], scalars: Sequence[float], sample: Mapping[str, Any]) -> list[Any]:
-    """Errors on the tuned task over 0..40 shots, for each value of the free scalar."""
     task, curves = Setting().task, []
     for colour, w in enumerate(scalars):
         curves += _both(f"w = {w:g}", family(task.theta, w), task, 40, 4, colour, sample)

@@ -16,8 +16,6 @@ sums over pairings with X, minus twice those with four indices on e, plus 16 tim
 The error is a polynomial of degree four in theta, so averages over tasks are finite sums (`task_points`).
 """
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 from typing import Any, NamedTuple

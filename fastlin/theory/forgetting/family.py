@@ -1,7 +1,5 @@
 """The family of predictors that the theory covers, and the members that training converges to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

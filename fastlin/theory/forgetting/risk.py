@@ -1,7 +1,5 @@
 """Exact n-shot error of each member of the family."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Here Q = S^-1, q = 0, v_x = theta0/k, k = d + 4; t = ||theta||^2, t0 = ||theta0|
 zero-shot error does not depend on c; few-shot errors do.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
