@@ -98,7 +98,7 @@ def sampled_loss(
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> p, W, v = (torch.randn(50, *size).requires_grad_() for size in ((2, 1, 3), (3, 3), (2, 3)))  # 50 trials
     >>> loss, per_task = fl.sampled_loss(mix, 20, 1024, p, W, v, seed=0, step=0, scale=1 / 20)
     >>> loss.sum().backward()

@@ -116,7 +116,7 @@ class Regime:
     --------
     >>> from fastlin.training.regimes import Phase, Regime
     >>> mine = Regime("prompts first", (Phase(("prompts",), True), Phase(("attention", "heads"), True)))
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> fl.train(mix, mine, 5, steps=10, batch=64, progress=False).risk.shape
     torch.Size([1])
     """
