@@ -34,7 +34,7 @@ CASES = {
     "50 trials, batch 131072": {"trials": 50, "batch": 1 << 17},
     "1 trial, batch 1048576": {"trials": 1, "batch": 1 << 20},
 }
-_D, _TASKS = 10, 2
+_D = 10
 # Sequences times the root of the trials that a stretch has: about a second of a core.
 _WORK = 3_000_000
 
