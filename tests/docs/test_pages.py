@@ -100,7 +100,7 @@ COMMANDS = [(name(page), command) for page in of("console") for command in comma
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {' '.join(c)}" for page, c in COMMANDS])
 def test_commands_are_right(page, command, monkeypatch):
-    """Their arguments are parsed, and what they name is there; what is cheap is run by other tests."""
+    """Their arguments are parsed, and what they name is there."""
     program, *arguments = launched(command)
     if program == "make":
         assert set(arguments) <= set(TARGETS)
@@ -146,6 +146,30 @@ def check_fastlin(arguments, monkeypatch):
         assert table.regimes(options.regime)
     if "config" in options and not options.config.endswith(".toml"):
         assert settings.load(options.config).mixture.K >= 1
+
+
+SHORT = {"info": [], "theory": [], "train": ["--steps", "2", "--batch", "64"]}
+
+
+def short(page):
+    """The commands of a page that need seconds, or few steps to need seconds."""
+    return [
+        [*arguments, *SHORT[arguments[0]]]
+        for program, *arguments in commands(page)
+        if program == "fastlin" and arguments[0] in SHORT
+    ]
+
+
+@pytest.mark.usefixtures("left_as_it_was")
+@pytest.mark.parametrize("page", [page for page in of("console") if short(page)], ids=name)
+def test_short_commands_run(page, tmp_path, capsys):
+    """In their order, in one folder, with the setting that the page has; `train` with two steps."""
+    for block in blocks(page.read_text()):
+        if block.language == "toml":
+            (tmp_path / "mine.toml").write_text(block.text)
+    for arguments in short(page):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
