@@ -278,7 +278,8 @@ def predict(
     >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
     >>> fl.predict(z, q, task, None, torch.eye(3), torch.ones(3)).shape
     torch.Size([64])
-    >>> fl.predict(z, q, task, None, torch.eye(3).repeat(5, 1, 1), torch.ones(5, 1, 3)).shape  # five trials
+    >>> W, v = torch.eye(3).repeat(5, 1, 1), torch.ones(5, 1, 3)  # five trials
+    >>> fl.predict(z, q, task, None, W, v).shape
     torch.Size([5, 64])
     """
     tensors = (z, q, task, p, None, None, W, v, None)

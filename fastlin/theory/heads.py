@@ -65,7 +65,8 @@ def debiased_attention(mix: Mixture, W: Any) -> Attention:
     Examples
     --------
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
-    >>> fl.theory.full_population_loss(mix, 10, *fl.theory.debiased_attention(mix, torch.eye(2) / 13))
+    >>> attention = fl.theory.debiased_attention(mix, torch.eye(2) / 13)
+    >>> fl.theory.full_population_loss(mix, 10, *attention)
     tensor(0.4615, dtype=torch.float64)
     """
     mom = Moments.of(mix)

@@ -115,7 +115,8 @@ class Regime:
     Examples
     --------
     >>> from fastlin.training.regimes import Phase, Regime
-    >>> mine = Regime("prompts first", (Phase(("prompts",), True), Phase(("attention", "heads"), True)))
+    >>> phases = Phase(("prompts",), True), Phase(("attention", "heads"), True)
+    >>> mine = Regime("prompts first", phases)
     >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> fl.train(mix, mine, 5, steps=10, batch=64, progress=False).risk.shape
     torch.Size([1])

@@ -220,8 +220,9 @@ def load(folder: str | Path) -> Run:
     Examples
     --------
     >>> import tempfile
+    >>> few = {"steps": 5, "batch": 64, "progress": False}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, steps=5, batch=64, out=out, progress=False)
+    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, out=out, **few)
     ...     again = fl.load(out)
     >>> torch.equal(run.risk, again.risk), again.config == run.config
     (True, True)
