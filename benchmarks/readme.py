@@ -66,7 +66,7 @@ def with_section(page: Path, made: str) -> str:
 def headline(record: dict[str, Any]) -> str:
     """One cell of the paper, here and in other libraries."""
     training, machine = record["others"]["training"], record["machine"]
-    times = {entry["label"]: long_time(entry["cell"]) for entry in training["contenders"]}
+    times = {entry["label"]: in_units(entry["cell"]) for entry in training["contenders"]}
     peers = {"eager@trial": "in eager torch", "vmap-gram": "with torch.func.vmap", "jax-gram": "in JAX"}
     others = [f"{times[label]} {how}" for label, how in peers.items() if label in times]
     return (

@@ -28,7 +28,7 @@ def main() -> None:
     torch.manual_seed(0)
     d, K = 5, 2
     means = torch.stack([torch.full((d,), 1.5), torch.full((d,), -1.0)])
-    mix = fl.TaskMixture(means, torch.eye(d).expand(K, d, d), [0.4, 0.6])
+    mix = fl.TaskMixture(means, weights=[0.4, 0.6])
     R, m, scale = options.trials * len(SIZES), mix.m, 1 / options.n
     size = torch.tensor(SIZES).repeat_interleave(options.trials)
     p = (torch.randn(R, K, 1, m) * size[:, None, None, None]).requires_grad_()

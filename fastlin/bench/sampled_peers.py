@@ -26,9 +26,7 @@ def source(shape: CaseShape) -> TaskMixture:
     """K Gaussian tasks with different means, identity covariances and equal weights."""
     d, K = shape.m - 1, shape.K
     means = torch.linspace(-1, 1, K * d, dtype=torch.float64).reshape(K, d)
-    return TaskMixture(
-        means, torch.eye(d, dtype=torch.float64).expand(K, d, d), torch.full((K,), 1 / K, dtype=torch.float64)
-    )
+    return TaskMixture(means)
 
 
 def op(shape: CaseShape, parameters: dict[str, Tensor], backend: str) -> Step:

@@ -23,7 +23,15 @@ from torch import Tensor
 from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett
-from fastlin.data.checks import check_array, check_covariances, check_device, check_dimension, check_number, described
+from fastlin.data.checks import (
+    check_array,
+    check_covariances,
+    check_device,
+    check_dimension,
+    check_means,
+    check_number,
+    described,
+)
 from fastlin.data.place import (
     BETA,
     FEATURES,
@@ -238,14 +246,15 @@ class TaskMixture(LinearTasks):
     Parameters
     ----------
     means : array (K, d)
-    covariances : array (K, d, d)
-        Symmetric positive semi-definite.
-    weights : array (K,)
-        Non-negative; they add up to one.
+        In a list with a vector, a number is that multiple of the all-ones vector.
+    covariances : array (), (K,), (K, d) or (K, d, d)
+        A multiple of I for all tasks, or for each a multiple of I, a diagonal or a matrix. A list may mix these.
+    weights : array (K,), optional
+        Non-negative, of sum one; None: 1/K each.
     noise_std : float
         Standard deviation of the label noise, also on the query's label.
-    feature_cov : array (d, d), optional
-        Covariance of the features; None is I.
+    feature_cov : array (), (d,) or (d, d), optional
+        Covariance of the features, written like that of a task; None is I.
     bias : bool
         Whether tokens start with a constant one.
     stratify : bool
@@ -253,7 +262,7 @@ class TaskMixture(LinearTasks):
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5], noise_std=0.1)
+    >>> mix = fl.TaskMixture([1.0, [0.0, -1.0]], covariances=[1.0, [0.5, 2.0]], noise_std=0.1)
     >>> mix.d, mix.m, mix.K
     (2, 3, 2)
     >>> z, q, y, task = mix.sample(batch=8, n=5)
@@ -264,14 +273,14 @@ class TaskMixture(LinearTasks):
     def __init__(
         self,
         means: Any,
-        covariances: Any,
-        weights: Any,
+        covariances: Any = 1.0,
+        weights: Any = None,
         noise_std: float = 0.0,
         feature_cov: Any = None,
         bias: bool = False,
         stratify: bool = False,
     ) -> None:
-        self.means = check_array("means", means, ("K", "d"))
+        self.means = check_means("means", means)
         K, d = self.means.shape
         self.covariances = check_covariances("covariances", covariances, (K, d, d))
         self.K = K
@@ -280,7 +289,7 @@ class TaskMixture(LinearTasks):
         self._factors = torch.stack([factor(covariance) for covariance in self.covariances]).contiguous()
 
     def _weigh(self, weights: Any, stratify: bool) -> None:
-        self.weights = check_array("weights", weights, (self.K,))
+        self.weights = check_array("weights", [1 / self.K] * self.K if weights is None else weights, (self.K,))
         total = float(self.weights.sum())
         if bool((self.weights < 0).any()) or abs(total - 1) > 1e-9:
             raise ValueError(f"weights: got {self.weights.tolist()} of sum {total}, wants numbers >= 0 of sum 1")
@@ -289,7 +298,7 @@ class TaskMixture(LinearTasks):
         self._strata = balanced_tasks(self.weights) if stratify else None
 
     def reweighted(self, weights: Any, stratify: bool = False) -> Self:
-        """A copy with other `weights` (K,) and `stratify`, which mean what they mean in `TaskMixture`."""
+        """A copy with other `weights` (K,) and `stratify`, as in `TaskMixture`."""
         other = copy.copy(self)
         other._weigh(weights, stratify)
         return other

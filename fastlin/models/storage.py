@@ -47,7 +47,8 @@ def save(model: Model, path: str | Path, **also: Any) -> None:
     Examples
     --------
     >>> import tempfile
-    >>> model = fl.models.Full(fl.models.Shape(trials=4, tasks=2, width=3, features=2), fl.models.literal(3))
+    >>> shape = fl.models.Shape(trials=4, tasks=2, width=3, features=2)
+    >>> model = fl.models.Full(shape, fl.models.literal(3))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     fl.models.save(model, f"{folder}/model.safetensors")
     ...     print(fl.models.load(f"{folder}/model.safetensors").W.shape)
@@ -70,8 +71,9 @@ def load(path: str | Path) -> Model:
     Examples
     --------
     >>> import tempfile
+    >>> few = {"steps": 5, "batch": 64, "progress": False}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, steps=5, batch=64, out=out, progress=False)
+    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, out=out, **few)
     ...     print(fl.models.load(run.folder / "model.safetensors").W.shape)
     torch.Size([1, 3, 3])
     """

@@ -87,7 +87,7 @@ def prompt_loss(
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> z, q, y, task = mix.sample(batch=64, n=10)
     >>> p, W, v = torch.zeros(2, 1, 3), torch.eye(3).requires_grad_(), torch.ones(2, 3)
     >>> loss, per_task = fl.prompt_loss(z, q, y, task, p, W, v, scale=0.1)
@@ -278,7 +278,8 @@ def predict(
     >>> z, q, y, task = fl.SphereTasks(2).sample(batch=64, n=10)
     >>> fl.predict(z, q, task, None, torch.eye(3), torch.ones(3)).shape
     torch.Size([64])
-    >>> fl.predict(z, q, task, None, torch.eye(3).repeat(5, 1, 1), torch.ones(5, 1, 3)).shape  # five trials
+    >>> W, v = torch.eye(3).repeat(5, 1, 1), torch.ones(5, 1, 3)  # five trials
+    >>> fl.predict(z, q, task, None, W, v).shape
     torch.Size([5, 64])
     """
     tensors = (z, q, task, p, None, None, W, v, None)

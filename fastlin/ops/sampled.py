@@ -99,8 +99,9 @@ def sampled_loss(
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> p, W, v = (torch.randn(50, *size).requires_grad_() for size in ((2, 1, 3), (3, 3), (2, 3)))  # 50 trials
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
+    >>> sizes = (50, 2, 1, 3), (50, 3, 3), (50, 2, 3)  # 50 trials
+    >>> p, W, v = (torch.randn(size, requires_grad=True) for size in sizes)
     >>> loss, per_task = fl.sampled_loss(mix, 20, 1024, p, W, v, seed=0, step=0, scale=1 / 20)
     >>> loss.sum().backward()
     >>> loss.shape, per_task.shape, W.grad.shape
@@ -151,7 +152,8 @@ def sampled_stack_loss(
     Examples
     --------
     >>> A, C, h = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(2, 1, 1), torch.ones(3)
-    >>> loss, _ = fl.sampled_stack_loss(fl.SphereTasks(2), 20, 1024, None, A, C, h, seed=0, step=0, scale=1 / 20)
+    >>> source, options = fl.SphereTasks(2), {"seed": 0, "step": 0, "scale": 1 / 20}
+    >>> loss, _ = fl.sampled_stack_loss(source, 20, 1024, None, A, C, h, **options)
     >>> loss.shape
     torch.Size([])
     """

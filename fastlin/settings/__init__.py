@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlin import theory
+from fastlin.data.checks import check_means
 from fastlin.data.sources import TaskMixture
 
 _SETTINGS = Path(__file__).parent
@@ -128,17 +129,19 @@ def _parse(document: dict[str, Any]) -> Config:
             raise _wrong(field, values[field], FIELDS[field])
     d = _integer("dimension", values["dimension"], 1, _MAX_DIMENSION)
     entries = _entries("means", values["means"], None, FIELDS["means"])
-    means = [_vector(f"means[{k}]", entry, d, f"a finite number or a list of {d}") for k, entry in enumerate(entries)]
-    one_each = f"a list of {len(means)}, one for each of means"
-    entries = _entries("covariances", values["covariances"], len(means), one_each)
-    covariances = [_matrix(f"covariances[{k}]", entry, d) for k, entry in enumerate(entries)]
-    weights = _numbers("weights", values["weights"], len(means), one_each)
+    for k, entry in enumerate(entries):
+        _check_vector(f"means[{k}]", entry, d, f"a finite number or a list of {d}")
+    one_each = f"a list of {len(entries)}, one for each of means"
+    for k, entry in enumerate(_entries("covariances", values["covariances"], len(entries), one_each)):
+        _check_matrix(f"covariances[{k}]", entry, d)
+    weights = _numbers("weights", values["weights"], len(entries), one_each)
     noise_std = _number("noise_std", values["noise_std"], FIELDS["noise_std"])
-    feature_cov = _matrix("feature_cov", values["feature_cov"], d)
+    _check_matrix("feature_cov", values["feature_cov"], d)
     lengths = check_lengths("context_lengths", values["context_lengths"])
+    means = check_means("means", entries, d)
     # With None the mixture does not multiply by the covariance.
-    isotropic = values["feature_cov"] == 1
-    mixture = TaskMixture(means, covariances, weights, noise_std, None if isotropic else feature_cov)
+    feature_cov = None if values["feature_cov"] == 1 else values["feature_cov"]
+    mixture = TaskMixture(means, values["covariances"], weights, noise_std, feature_cov)
     try:
         size = theory.normaliser(mixture)
     except OverflowError:
@@ -148,17 +151,20 @@ def _parse(document: dict[str, Any]) -> Config:
     return Config(values["name"], values["description"], lengths, mixture, values)
 
 
-def _vector(where: str, value: Any, d: int, wants: str) -> list[float]:
-    return _numbers(where, value, d, wants) if isinstance(value, list) else [_number(where, value, wants)] * d
+def _check_vector(where: str, value: Any, d: int, wants: str) -> None:
+    if isinstance(value, list):
+        _numbers(where, value, d, wants)
+    else:
+        _number(where, value, wants)
 
 
-def _matrix(where: str, value: Any, d: int) -> list[list[float]]:
+def _check_matrix(where: str, value: Any, d: int) -> None:
     wants = f"a finite number, a list of {d} (the diagonal) or {d} lists of {d} (the matrix)"
     if isinstance(value, list) and value and isinstance(value[0], list):
-        rows = _entries(where, value, d, wants)
-        return [_numbers(f"{where}[{i}]", row, d, f"a list of {d} finite numbers") for i, row in enumerate(rows)]
-    diagonal = _vector(where, value, d, wants)
-    return [[entry if i == j else 0.0 for j in range(d)] for i, entry in enumerate(diagonal)]
+        for i, row in enumerate(_entries(where, value, d, wants)):
+            _numbers(f"{where}[{i}]", row, d, f"a list of {d} finite numbers")
+    else:
+        _check_vector(where, value, d, wants)
 
 
 def _numbers(where: str, value: Any, count: int, wants: str) -> list[float]:

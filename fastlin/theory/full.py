@@ -44,7 +44,7 @@ def full_population_loss(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> optimum = fl.theory.joint(mix, 10)
     >>> round(optimum.loss, 4), fl.theory.full_population_loss(mix, 10, *optimum.attention())
     (0.6207, tensor(0.6207, dtype=torch.float64))
@@ -65,7 +65,7 @@ def full_task_losses(mix: Mixture, n: int, p: Any, W: Any, v: Any, *, scale: flo
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> fl.theory.full_task_losses(mix, 10, *fl.theory.joint(mix, 10).attention()).shape
     torch.Size([2])
     """

@@ -35,7 +35,7 @@ def debiased_loss(mix: Mixture, n: int, W: Any) -> Tensor:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> fl.theory.debiased_loss(mix, 10, torch.eye(2) / 13)
     tensor(0.4615, dtype=torch.float64)
     """
@@ -62,8 +62,9 @@ def debiased_attention(mix: Mixture, W: Any) -> Attention:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
-    >>> fl.theory.full_population_loss(mix, 10, *fl.theory.debiased_attention(mix, torch.eye(2) / 13))
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
+    >>> attention = fl.theory.debiased_attention(mix, torch.eye(2) / 13)
+    >>> fl.theory.full_population_loss(mix, 10, *attention)
     tensor(0.4615, dtype=torch.float64)
     """
     mom = Moments.of(mix)
@@ -96,7 +97,7 @@ def decoupled(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.decoupled(mix, 10).loss, 4)
     0.4615
     """
@@ -125,7 +126,7 @@ def shared_shift(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.shared_shift(mix, 10).loss, 4), round(fl.theory.joint(mix, 10).loss, 4)
     (0.545, 0.6207)
     """
@@ -166,8 +167,8 @@ def scaled_heads(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> covariances = [[[4.0, 0.0], [0.0, 0.1]], [[0.1, 0.0], [0.0, 4.0]]]
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], covariances, [0.3, 0.7], noise_std=1.0)
+    >>> diagonals = [[4.0, 0.1], [0.1, 4.0]]
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], diagonals, [0.3, 0.7], noise_std=1.0)
     >>> fl.theory.scaled_heads(mix, 10).loss < fl.theory.decoupled(mix, 10).loss
     True
     """
@@ -196,7 +197,7 @@ def heads_lower_bound(mix: Mixture, n: int) -> Bound:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(float(fl.theory.heads_lower_bound(mix, 10)), 4)
     0.4615
     """

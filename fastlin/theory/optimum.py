@@ -17,7 +17,7 @@ class Attention(NamedTuple):
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> attention = fl.theory.joint(mix, 10).attention()
     >>> attention.p.shape, attention.W.shape, attention.v.shape
     (torch.Size([2, 1, 3]), torch.Size([3, 3]), torch.Size([2, 3]))
@@ -42,7 +42,7 @@ class NotAttained(ValueError):
     --------
     A mean along a direction in which no task varies:
 
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, 0.0]], [[[0.0, 0.0], [0.0, 1.0]]] * 2, [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]])
     >>> try:
     ...     fl.theory.joint(mix, 10)
     ... except fl.theory.NotAttained as error:
@@ -98,7 +98,7 @@ class Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> optimum = fl.theory.joint(mix, 10)
     >>> round(optimum.loss, 4), optimum.W.shape, optimum.prompts.shape, optimum.heads
     (0.6207, torch.Size([2, 2]), torch.Size([2, 2]), None)

@@ -31,7 +31,7 @@ def normaliser(mix: Mixture) -> float:
 
     Examples
     --------
-    >>> fl.theory.normaliser(fl.TaskMixture([[1.0]], [[[2.0]]], [1.0]))
+    >>> fl.theory.normaliser(fl.TaskMixture([[1.0]], 2.0))
     3.0
     """
     return Moments.of(mix).a
@@ -63,7 +63,7 @@ def population_loss(mix: Mixture, n: int, W: Any, prompts: Any = None) -> Tensor
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> optimum = fl.theory.joint(mix, 10)
     >>> W = optimum.W.clone().requires_grad_()
     >>> loss = fl.theory.population_loss(mix, 10, W, optimum.prompts)
@@ -118,7 +118,7 @@ def plain(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.plain(mix, 10).loss, 4)
     0.6923
     """
@@ -150,7 +150,7 @@ def fine_tuned(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.fine_tuned(mix, 10).loss, 4)
     0.6391
     """
@@ -185,7 +185,7 @@ def joint(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.joint(mix, 10).loss, 4)
     0.6207
     >>> torch.allclose(fl.theory.joint(mix, 10).prompts, fl.theory.joint(mix, 1000).prompts)
@@ -226,7 +226,7 @@ def one_prompt(mix: Mixture, n: int) -> Optimum:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> round(fl.theory.one_prompt(mix, 10).loss, 4)
     0.6565
     """
@@ -270,7 +270,7 @@ class GapLimits(NamedTuple):
 
     Examples
     --------
-    >>> fl.theory.gap_limits(fl.TaskMixture([[1.0], [-1.0]], [[[1.0]], [[1.0]]], [0.5, 0.5]))
+    >>> fl.theory.gap_limits(fl.TaskMixture([[1.0], [-1.0]]))
     GapLimits(plain_fine_tuned=4.0, fine_tuned_joint=4.0, joint_decoupled=2.0)
     """
 
@@ -298,7 +298,7 @@ def gap_limits(mix: Mixture) -> GapLimits:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> gap = fl.theory.joint(mix, 10_000).loss - fl.theory.decoupled(mix, 10_000).loss
     >>> round(10_000 * gap, 2), round(fl.theory.gap_limits(mix).joint_decoupled, 2)
     (3.0, 3.0)

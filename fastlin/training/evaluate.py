@@ -94,10 +94,13 @@ def evaluate(
 
     Examples
     --------
-    >>> family, task = fl.theory.forgetting.pretrained(3), fl.FixedTask([1.0, 0.0, 0.0], bias=True)
-    >>> [round(error, 4) for error in fl.evaluate(family, task, shots=[0, 10, 100]).error[:, 0].tolist()]
+    >>> family = fl.theory.forgetting.pretrained(3)
+    >>> task = fl.FixedTask([1.0, 0.0, 0.0], bias=True)
+    >>> errors = fl.evaluate(family, task, shots=[0, 10, 100])
+    >>> [round(error, 4) for error in errors.error[:, 0].tolist()]
     [1.0, 0.3388, 0.0393]
-    >>> sampled = fl.evaluate(family, task.at_cosine(-1), shots=10, exact=False, batch=512, batches=8)
+    >>> few = {"exact": False, "batch": 512, "batches": 8}
+    >>> sampled = fl.evaluate(family, task.at_cosine(-1), shots=10, **few)
     >>> sampled.error.shape, sampled.exact
     (torch.Size([1, 1]), False)
     """

@@ -115,8 +115,9 @@ class Regime:
     Examples
     --------
     >>> from fastlin.training.regimes import Phase, Regime
-    >>> mine = Regime("prompts first", (Phase(("prompts",), True), Phase(("attention", "heads"), True)))
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> phases = Phase(("prompts",), True), Phase(("attention", "heads"), True)
+    >>> mine = Regime("prompts first", phases)
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> fl.train(mix, mine, 5, steps=10, batch=64, progress=False).risk.shape
     torch.Size([1])
     """

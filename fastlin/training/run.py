@@ -66,7 +66,7 @@ class Run:
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> run = fl.train(mix, "joint", 10, trials=3, steps=20, batch=256, progress=False)
     >>> run.risk.shape, run.params["W"].shape, run.params["p"].shape
     (torch.Size([3]), torch.Size([3, 3, 3]), torch.Size([3, 2, 1, 3]))
@@ -166,7 +166,7 @@ def train(
 
     Examples
     --------
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]])
     >>> run = fl.train(mix, "joint", 10, trials=3, steps=200, batch=1024, progress=False)
     >>> run.risk.shape, bool((run.excess < 0.5).all())
     (torch.Size([3]), True)
@@ -220,8 +220,9 @@ def load(folder: str | Path) -> Run:
     Examples
     --------
     >>> import tempfile
+    >>> few = {"steps": 5, "batch": 64, "progress": False}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, steps=5, batch=64, out=out, progress=False)
+    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, out=out, **few)
     ...     again = fl.load(out)
     >>> torch.equal(run.risk, again.risk), again.config == run.config
     (True, True)

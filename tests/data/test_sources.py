@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from support.op_cases import assert_close
@@ -124,9 +125,52 @@ def test_dtype_and_device():
     assert mix.sample(2, 2, device="meta")[3].device.type == "meta"
 
 
+EYE = [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("covariances", "written_out"),
+    [
+        (1.0, [EYE, EYE]),
+        (2, [[[2.0, 0.0], [0.0, 2.0]]] * 2),
+        ([1, 0.5], [EYE, [[0.5, 0.0], [0.0, 0.5]]]),
+        (torch.tensor([1, 0]), [EYE, [[0.0, 0.0]] * 2]),
+        ([[1, 2], [3, 4]], [[[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 4.0]]]),
+        ([1.0, [3, 4]], [EYE, [[3.0, 0.0], [0.0, 4.0]]]),
+        (([3.0, 1.0], [[2, 1], [1, 2]]), [[[3.0, 0.0], [0.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]]]),
+        ([torch.eye(2), np.array([3.0, 4.0])], [EYE, [[3.0, 0.0], [0.0, 4.0]]]),
+    ],
+)
+def test_short_covariances(covariances, written_out):
+    """For all tasks a number, or for each a number, a diagonal or a matrix."""
+    mix = TaskMixture([[1.0, 2.0], [0.0, 1.0]], covariances)
+    assert mix.covariances.tolist() == written_out
+    assert mix.weights.tolist() == [0.5, 0.5]
+    same = TaskMixture([[1.0, 2.0], [0.0, 1.0]], written_out, [0.5, 0.5])
+    assert torch.equal(mix.sample(20, 3)[0], same.sample(20, 3)[0])
+
+
+def test_other_short_forms():
+    mix = TaskMixture([2, [1.0, 0.0, -1.0]], feature_cov=[1.0, 4.0, 9.0])
+    assert mix.means.tolist() == [[2.0, 2.0, 2.0], [1.0, 0.0, -1.0]]
+    assert torch.equal(mix.covariances, torch.eye(3, dtype=DOUBLE).expand(2, 3, 3))
+    assert torch.equal(mix.feature_cov, torch.tensor([1.0, 4.0, 9.0], dtype=DOUBLE).diag())
+    assert torch.equal(mix.reweighted(None).weights, mix.weights)
+    assert torch.equal(fl.SphereTasks(2, feature_cov=2).feature_cov, 2 * torch.eye(2, dtype=DOUBLE))
+    assert TaskMixture([torch.ones(2), torch.zeros(2)]).means.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"means": [[1.0, 2.0], [1.0]]}, r"means\[1\]: got shape \(1,\), wants \(2,\)"),
+        ({"covariances": [1.0, 2.0]}, r"covariances: got shape \(2,\), wants \(1, 2, 2\)"),
+        ({"covariances": [1.0, [1.0, 2.0]]}, "covariances: got 2 entries, wants 1, one for each task"),
+        ({"covariances": -1.0}, r"covariances\[0\]: has the eigenvalue -1, wants a positive"),
+        ({"covariances": [[1.0, -2.0]]}, r"covariances\[0\]: has the eigenvalue -2, wants a positive"),
+        ({"covariances": [torch.ones(3)]}, r"covariances\[0\]: got shape \(3,\), wants \(2, 2\)"),
+        ({"feature_cov": math.inf}, "feature_cov: got values that are not finite"),
+        ({"feature_cov": [1.0, 2.0, 3.0]}, r"feature_cov: got shape \(3,\), wants \(2, 2\)"),
         ({"means": [1.0, 2.0]}, r"means: got shape \(2,\), wants \(K, d\)"),
         ({"means": [[math.nan, 1.0]]}, "means: got values that are not finite"),
         ({"covariances": torch.eye(2)}, r"covariances: got shape \(2, 2\), wants \(1, 2, 2\)"),

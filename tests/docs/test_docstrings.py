@@ -118,6 +118,14 @@ EXAMPLES = [(name, found) for name, found in [*PUBLIC, *METHODS, *REFERENCES] if
 
 
 @pytest.mark.parametrize("found", [found for _, found in EXAMPLES], ids=[name for name, _ in EXAMPLES])
+def test_examples_are_narrow(found):
+    """As the blocks of the pages are; behind the prompt."""
+    examples = doctest.DocTestParser().get_examples(found.__doc__)
+    code = [line for example in examples for line in example.source.splitlines()]
+    assert [line for line in code if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("found", [found for _, found in EXAMPLES], ids=[name for name, _ in EXAMPLES])
 def test_examples_run(found):
     """With `fl` and `torch` imported, as the pages say."""
     globs = {"fl": fl, "torch": torch}

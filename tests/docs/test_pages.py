@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import importlib
 import io
 import os
 import re
@@ -21,7 +22,8 @@ from fastlin import backends, cli, settings
 from fastlin.figures import names
 from fastlin.training import table
 
-LANGUAGES = {"python", "console", "toml", "text"}
+LANGUAGES = {"python", "console", "toml", "text", "math"}
+COLUMNS = 88  # what a page shows at its width without a scroll bar
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
 
@@ -53,6 +55,11 @@ def test_blocks_say_what_they_are(page):
     assert {block.language for block in blocks(page.read_text())} <= LANGUAGES
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CONTRIBUTING.md"], ids=name)
+def test_blocks_are_narrow(page):
+    assert [line for block in blocks(page.read_text()) for line in block.text.splitlines() if len(line) > COLUMNS] == []
+
+
 @pytest.mark.usefixtures("left_as_it_was")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 @pytest.mark.parametrize("page", of("python"), ids=name)
@@ -81,8 +88,9 @@ def commands(page):
     """Command lines of a page, without prompts, comments and what they print."""
     for block in blocks(page.read_text()):
         if block.language == "console":
-            marked = any(line.startswith("$ ") for line in block.text.splitlines())
-            for line in block.text.splitlines():
+            lines = block.text.replace("\\\n", "").splitlines()
+            marked = any(line.startswith("$ ") for line in lines)
+            for line in lines:
                 if line.strip() and (line.startswith("$ ") or not marked):
                     yield shlex.split(line.removeprefix("$ "), comments=True)
 
@@ -92,7 +100,7 @@ COMMANDS = [(name(page), command) for page in of("console") for command in comma
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {' '.join(c)}" for page, c in COMMANDS])
 def test_commands_are_right(page, command, monkeypatch):
-    """Their arguments are parsed, and what they name is there; what is cheap is run by other tests."""
+    """Their arguments are parsed, and what they name is there."""
     program, *arguments = launched(command)
     if program == "make":
         assert set(arguments) <= set(TARGETS)
@@ -140,6 +148,30 @@ def check_fastlin(arguments, monkeypatch):
         assert settings.load(options.config).mixture.K >= 1
 
 
+SHORT = {"info": [], "theory": [], "train": ["--steps", "2", "--batch", "64"]}
+
+
+def short(page):
+    """The commands of a page that need seconds, or few steps to need seconds."""
+    return [
+        [*arguments, *SHORT[arguments[0]]]
+        for program, *arguments in commands(page)
+        if program == "fastlin" and arguments[0] in SHORT
+    ]
+
+
+@pytest.mark.usefixtures("left_as_it_was")
+@pytest.mark.parametrize("page", [page for page in of("console") if short(page)], ids=name)
+def test_short_commands_run(page, tmp_path, capsys):
+    """In their order, in one folder, with the setting that the page has; `train` with two steps."""
+    for block in blocks(page.read_text()):
+        if block.language == "toml":
+            (tmp_path / "mine.toml").write_text(block.text)
+    for arguments in short(page):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     for link in links(page.read_text()):
@@ -171,4 +203,22 @@ def test_site_builds_without_warnings(tmp_path):
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
-    assert "Tensor, shape (B, n, m)" in (tmp_path / "site" / "api" / "ops.html").read_text()
+    site = tmp_path / "site"
+    assert "Tensor, shape (B, n, m)" in (site / "api" / "ops.html").read_text()
+    pages = {path.name: path.read_text() for path in site.rglob("*.html")}
+    assert "<math" in pages["mathematics.html"]
+    # Formulas need no script, and nothing that a browser loads by itself comes from the network.
+    assert "arithmatex" not in "".join(pages.values())
+    loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*", "".join(pages.values()))
+    assert [tag for tag in loaded if re.search(r"(?:src|href)=.?(?:https?:)?//", tag)] == []
+    (font,) = re.findall(r'url\("(.*?)"\)', (site / "pages.css").read_text())
+    assert (site / font).exists()
+
+
+def test_formulas_that_are_not_understood(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    formulas = importlib.import_module("formulas")
+    assert "<msup>" in formulas.mathml("span", r"a^2 &lt; \hat y", "page.md")
+    for tex in (r"\nothing x", r"a &amp; b"):
+        with pytest.raises(formulas.PluginError, match=r"^page\.md: got '.*', wants commands that latex2mathml knows"):
+            formulas.mathml("div", tex, "page.md")

@@ -104,8 +104,7 @@ def assumption(setting: Config, cells: Cells, lengths: Sequence[int] = (10, 40))
 def counterexample() -> TaskMixture:
     """Two tasks (d = 3, no noise) with different best preconditioners."""
     means = [[1.0, 0.5, -0.5], [-1.0, 1.0, 0.5]]
-    diagonals = torch.tensor([[4.0, 0.1, 0.1], [0.1, 0.1, 4.0]], dtype=torch.float64)
-    return TaskMixture(means, torch.diag_embed(diagonals), [0.5, 0.5])
+    return TaskMixture(means, covariances=[[4.0, 0.1, 0.1], [0.1, 0.1, 4.0]])
 
 
 def proposition(

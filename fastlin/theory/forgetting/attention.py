@@ -196,7 +196,8 @@ def task_points(d: int, *, radius: float | None = None, mean: Any = None, task_c
     >>> points = fl.theory.forgetting.task_points(3, radius=1.0)
     >>> family = fl.theory.forgetting.pretrained(3, shots=20, task_cov=torch.eye(3) / 3)
     >>> errors = fl.theory.forgetting.attention_error(*family.attention(), points.theta, 20)
-    >>> points.mean(errors), fl.theory.forgetting.pretraining_loss(3, shots=20, task_cov=torch.eye(3) / 3)
+    >>> loss = fl.theory.forgetting.pretraining_loss(3, shots=20, task_cov=torch.eye(3) / 3)
+    >>> points.mean(errors), loss
     (tensor(0.1667, dtype=torch.float64), tensor(0.1667, dtype=torch.float64))
     """
     eye = identity(d)

@@ -34,7 +34,8 @@ def best_scalar(theta0: Any, theta: Any, n: Any, cov: Any = None, noise_var: flo
 
     Examples
     --------
-    >>> fl.theory.forgetting.best_scalar([1.0, 0.0, 0.0], [1.0, 0.0, 0.0], n=None)  # (d+3)/(d+4)
+    >>> theta = [1.0, 0.0, 0.0]
+    >>> fl.theory.forgetting.best_scalar(theta, theta, n=None)  # (d+3)/(d+4)
     tensor(0.8571, dtype=torch.float64)
     """
     d, g, t = _products(theta0, theta, cov)
@@ -96,7 +97,8 @@ def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None,
 
     Examples
     --------
-    >>> fl.theory.forgetting.excess_error([7.0, 0.0, 0.0], [7.0, 0.0, 0.0], n=None, c=1.0)  # (c - 6/7)^2 7^2
+    >>> theta = [7.0, 0.0, 0.0]
+    >>> fl.theory.forgetting.excess_error(theta, theta, n=None, c=1.0)  # (c - 6/7)^2 7^2
     tensor(1.0000, dtype=torch.float64)
     """
     d, _, t = _products(theta0, theta, cov)
@@ -142,7 +144,8 @@ class AuxiliaryOptimum(NamedTuple):
 
     Examples
     --------
-    >>> fl.theory.forgetting.auxiliary_optimum([1.0, 0.0, 0.0], n=20, weight=0.0).alpha  # 1/(d+4)
+    >>> optimum = fl.theory.forgetting.auxiliary_optimum([1.0, 0.0, 0.0], n=20, weight=0.0)
+    >>> optimum.alpha  # 1/(d+4)
     tensor(0.1429, dtype=torch.float64)
     """
 
