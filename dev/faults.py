@@ -287,7 +287,7 @@ FAULTS = (
           "float(values.std()) / len(values) ** 0.5",
           "float(values.std(correction=0)) / len(values) ** 0.5"),
     Fault("bars-in-raw-risk", "plots", "wrong scale",
-          "fastlin/plots/panel.py", "tests/test_plots.py",
+          "fastlin/plots/panel.py", "tests/plots/test_curves_and_panels.py",
           'row["typical_max"] / row["normaliser"] - y',
           'row["typical_max"] - y'),
     # command line and settings

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastlin import _info
+from fastlin import _info, plots
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.bench import command as bench
@@ -33,10 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
     _add_reproduce(commands)
-    for command in (
-        _add(commands, "plot", _plot, "draw the figures of a folder again"),
-        _add(commands, "status", _status, "show the progress of the figures of a folder"),
-    ):
+    plot = _add(commands, "plot", _plot, "draw the figures of a folder again")
+    plots.add_options(plot)
+    for command in (plot, _add(commands, "status", _status, "show the progress of the figures of a folder")):
         command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
     _add_theory(commands)
     bench.add(commands)
@@ -126,13 +125,13 @@ def _add_theory(commands: Any) -> None:
     _add_config(command, "--n")
     files = "theory.json, theory.csv and the picture as PNG, PDF and SVG"
     command.add_argument("--out", type=Path, metavar="DIR", help=f"folder for {files}")
+    plots.add_options(command)
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON in place of the table")
     form.add_argument("--csv", action="store_true", help="print CSV in place of the table")
 
 
 def _theory(options: argparse.Namespace) -> None:
-    from fastlin import plots
     from fastlin.figures import curves
 
     if options.out is not None:
@@ -141,7 +140,7 @@ def _theory(options: argparse.Namespace) -> None:
     show = curves.as_json if options.json else curves.as_csv if options.csv else curves.as_table
     sys.stdout.write(show(record))
     if options.out is not None:
-        for path in [*curves.write(record, options.out), *plots.theory(options.out)]:
+        for path in [*curves.write(record, options.out), *plots.theory(options.out, **plots.chosen(options))]:
             print(path, file=sys.stderr)
 
 
@@ -167,6 +166,7 @@ def _add_train(commands: Any) -> None:
     command.add_argument("--set", action="append", default=[], dest="values", metavar="NAME=VALUE", help=text)
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="resume the runs of the folder, with the same bits")
+    plots.add_options(command)
 
 
 def _run_flags() -> dict[str, Any]:
@@ -176,7 +176,6 @@ def _run_flags() -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from fastlin import plots
     from fastlin.figures.report import BELOW_THEORY
     from fastlin.training import table, team
 
@@ -208,7 +207,7 @@ def _train(options: argparse.Namespace) -> None:
             print(BELOW_THEORY)
         if first:
             try:
-                print(*plots.training(out), sep="\n")
+                print(*plots.training(out, **plots.chosen(options)), sep="\n")
             except ModuleNotFoundError as error:
                 print(f"fastlin: no pictures: {error}", file=sys.stderr)
 
@@ -247,6 +246,7 @@ def _add_reproduce(commands: Any) -> None:
     shard = "train only every N-th cell, starting at cell I, counted from 0"
     command.add_argument("--shard", type=_shard, metavar="I/N", help=shard)
     command.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/SCALE)")
+    plots.add_options(command)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -260,7 +260,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    from fastlin import plots
     from fastlin.figures import names, status, sweep
     from fastlin.figures.reproduce import Request, reproduce
 
@@ -269,12 +268,12 @@ def _reproduce(options: argparse.Namespace) -> None:
     request = Request(options.scale, options.preset, options.seed, options.jobs, shard=options.shard)
     figures = names.named(options.figure)
     if options.figure in names.CLAIMS:
-        _claims(options.figure, request, options.dask, out)
+        _claims(options, request, out)
         return
     cluster: Any = nullcontext() if options.dask is None else sweep.cluster_at(options.dask)
     with cluster as client, status.Line(out) as line:
         try:
-            draw = partial(plots.panel, out)
+            draw = partial(plots.panel, out, **plots.chosen(options))
             records = reproduce(figures, out, request, client=client, drawn=draw, ended=line.ended, tick=line.show)
         except (KeyboardInterrupt, SystemExit) as stop:
             line.close()
@@ -302,11 +301,11 @@ def _show_record(record: dict[str, Any], out: Path) -> list[str]:
     return [f"{record['name']} {cell['key']}: {cell['error']}" for cell in cells if cell["state"] == "failed"]
 
 
-def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
-    from fastlin import plots
+def _claims(options: argparse.Namespace, request: Any, out: Path) -> None:
     from fastlin.figures import claims, names, reproduce
 
-    if request.preset != "tuned" or request.jobs is not None or request.shard is not None or dask is not None:
+    name = options.figure
+    if request.preset != "tuned" or any(option is not None for option in (request.jobs, request.shard, options.dask)):
         raise ValueError(
             f"{name}: got --preset, --jobs, --dask or --shard, wants none: it trains a few models with the preset tuned"
         )
@@ -314,11 +313,10 @@ def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
     with reproduce.locked(out):
         effort = request.claims(module.EFFORT)
         record = module.compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
-        print(*claims.write(record, out, name), *plots.panel(out, name), sep="\n")
+        print(*claims.write(record, out, name), *plots.panel(out, name, **plots.chosen(options)), sep="\n")
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from fastlin import plots
     from fastlin.figures import names
     from fastlin.figures.panel_files import panels_of
     from fastlin.figures.reproduce import close_panels
@@ -327,7 +325,7 @@ def _plot(options: argparse.Namespace) -> None:
     records = panels_of(options.folder, empty=bool(claims))
     complete = close_panels(options.folder, names.figures())
     for name in [*complete, *claims]:
-        print(*plots.panel(options.folder, name), sep="\n")
+        print(*plots.panel(options.folder, name, **plots.chosen(options)), sep="\n")
     for record in records:
         if record["name"] not in complete:
             print(f"{record['name']}: not all cells have ended; not drawn", file=sys.stderr)

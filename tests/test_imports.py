@@ -42,7 +42,7 @@ ALLOWED = {
         "settings",
         "theory",
     },
-    "plots": {"_files", "training"},
+    "plots": {"_checks", "_files", "training"},
     "figures": {
         "_checks",
         "_files",

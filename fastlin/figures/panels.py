@@ -18,7 +18,7 @@ from fastlin.training.regimes import CLOSED_FORMS
 # The axes that a panel can have, with their labels.
 AXES = {"n": "context length n (examples)", "noise": "variance of the label noise σ²", "layers": "layers L"}
 # Enough points for a smooth line.
-_LINE_POINTS = 60
+_LINE_POINTS = 101
 
 
 @dataclass(frozen=True)

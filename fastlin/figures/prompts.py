@@ -15,7 +15,7 @@ _FORMS = (
 )
 _ASSUMPTION = "Assumption 1 (the reduced model) is a restriction when the means are not zero"
 _RESTRICTED = f"{_ASSUMPTION}."
-_SHIFTED = f"{_ASSUMPTION} (dashed line: a shared head that subtracts the mean of the means)."
+_SHIFTED = f"{_ASSUMPTION} (shared shift: a shared head that subtracts the mean of the means)."
 _NOISE = "E[y²] includes the noise."
 _NOISY_BOUND = "E[y²] includes the noise. The paper's appendix omits σ² in the decoupled risk; the line includes it."
 _READING = "I → Σ* = diag(0.9, 0.9⁻¹, …, 0.9⁻⁹) is read as the covariance of the tasks; features stay isotropic."

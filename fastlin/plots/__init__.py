@@ -6,13 +6,15 @@ from fastlin.plots.claims import claims_figure
 from fastlin.plots.curves import theory, theory_figure
 from fastlin.plots.panel import panel, panel_figure
 from fastlin.plots.steps import training, training_figure
-from fastlin.plots.style import check_installed
+from fastlin.plots.style import add_options, check_installed, chosen
 
 __all__ = [
+    "add_options",
     "axes_figure",
     "bench",
     "bench_figures",
     "check_installed",
+    "chosen",
     "claims_figure",
     "panel",
     "panel_figure",

@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import add_caption, edged, new_figure, read_record, save, wrapped
-from fastlin.training.regimes import CLOSED_FORMS
+from fastlin.plots.layout import add_below, add_title, key, mark_places, new_figure
+from fastlin.plots.style import look, read_record, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,38 +17,40 @@ if TYPE_CHECKING:
 
 # Relative differences that the eye does not see, and that are rounding.
 _ONE_LINE, _EQUAL = 2e-3, 1e-9
+_CAPTION = "Lines: population risk of the closed-form optima at every n; markers: the context lengths of the setting."
 
 
-def theory(folder: Path) -> list[Path]:
+def theory(folder: Path, *, style: str = "screen", caption: bool = False) -> list[Path]:
     """Draw `theory.json` of a folder; returns the paths of theory.png, theory.pdf and theory.svg beside it."""
-    return save(theory_figure(read_record(folder, "theory")), folder, "theory")
+    record = read_record(folder, "theory")
+    return save(theory_figure(record, style=style, caption=caption), folder, "theory")
 
 
-def theory_figure(record: dict[str, Any]) -> Figure:
+def theory_figure(record: dict[str, Any], *, style: str = "screen", caption: bool = False) -> Figure:
     """The closed forms against the context length: lines over `record["line"]`, markers at the context lengths.
 
-    The left axis is risk / E[y²], the right axis risk. Curves that coincide are drawn once.
+    The left axis is risk / E[y²], the right axis risk. Curves that coincide are drawn once. What a star at a label
+    means stands below the picture, with or without a caption.
     """
     unit, line = record["normaliser"], record["line"]
-    figure = new_figure(6.4, 4.4)
-    axes = figure.add_subplot()
-    noted = {note["curve"]: note["text"] for note in line["notes"]}
-    asked = [line["n"].index(n) for n in record["n"]]
-    for keys, label in _groups(record):
-        first, form = keys[0], CLOSED_FORMS[keys[0]]
-        dashes = "-" if form.dashes is None else (0, form.dashes)
-        lines: dict[str, Any] = {"linestyle": dashes, "linewidth": 1.6, "color": form.colour}
-        risks = [math.nan if loss is None else loss / unit for loss in line["losses"][first]]
-        text = textwrap.fill(label + "*" * any(key in noted for key in keys), 42)
-        axes.plot(line["n"], risks, label=text, markevery=asked, **edged(form.marker, 6, 0.7), **lines)
-    _scale_lengths(axes, record["n"])
-    _scale_risk(axes, record)
-    title = record["name"] + (f": {record['description']}" if record["description"] else "")
-    axes.set_title(textwrap.fill(title, 70), fontsize=10.5, parse_math=False)
-    axes.legend(frameon=False, fontsize=9)
-    axes.grid(alpha=0.25)
-    if noted:
-        add_caption(figure, wrapped((f"* {text}" for text in dict.fromkeys(noted.values())), 100), 7.5)
+    with new_figure(style, 6.4, 4.0) as figure:
+        (axes,) = figure.axes
+        noted = {note["curve"]: note["text"] for note in line["notes"]}
+        asked = [line["n"].index(n) for n in record["n"]]
+        entries = {}
+        for keys, label in _groups(record):
+            shown = look(keys[0])
+            risks = [math.nan if loss is None else loss / unit for loss in line["losses"][keys[0]]]
+            label = textwrap.fill(label + "*" * any(name in noted for name in keys), 42)
+            axes.plot(line["n"], risks, label=label, markevery=asked, **{**shown.points, **shown.line})
+            entries[label] = key(shown)
+        _scale_lengths(axes, record["n"])
+        _scale_risk(axes, record)
+        axes.grid(True)
+        title = record["name"] + (f": {record['description']}" if record["description"] else "")
+        add_title(axes, title)
+        below = [f"* {text}" for text in dict.fromkeys(noted.values())]
+        add_below(figure, entries, sentences=[*below, *([_CAPTION] if caption else [])])
     return figure
 
 
@@ -56,16 +58,16 @@ def _groups(record: dict[str, Any]) -> list[tuple[list[str], str]]:
     """Curves that look like one line, grouped, each group with its label; curves are sorted by loss."""
     losses: dict[str, list[float | None]] = record["line"]["losses"]
     groups: list[list[str]] = []
-    for key in losses:
-        if groups and _gap(losses[groups[-1][0]], losses[key]) <= _ONE_LINE:
-            groups[-1].append(key)
+    for name in losses:
+        if groups and _gap(losses[groups[-1][0]], losses[name]) <= _ONE_LINE:
+            groups[-1].append(name)
         else:
-            groups.append([key])
+            groups.append([name])
     labelled = []
     for keys in groups:
         label = record["labels"][keys[0]]
-        for before, key in itertools.pairwise(keys):
-            label += f" {'=' if _gap(losses[before], losses[key]) <= _EQUAL else '≈'} {record['labels'][key]}"
+        for before, name in itertools.pairwise(keys):
+            label += f" {'=' if _gap(losses[before], losses[name]) <= _EQUAL else '≈'} {record['labels'][name]}"
         if "≈" in label:
             # No-break spaces keep the parenthesis on one line.
             label += f" (to\u00a0{100 * _gap(losses[keys[0]], losses[keys[-1]]):.2g}\u00a0%)"
@@ -90,16 +92,7 @@ def _scale_lengths(axes: Axes, lengths: list[int]) -> None:
     if logarithmic:
         # Linear up to 1, to show n = 0.
         axes.set_xscale("symlog", linthresh=1, linscale=0.4) if lengths[0] == 0 else axes.set_xscale("log")
-    places = [math.log(max(n, 0.5)) if logarithmic else float(n) for n in lengths]
-    span = places[-1] - places[0] or 1.0
-    shown, end = [], -math.inf
-    for n, place in zip(lengths, places, strict=True):
-        half = (0.01 + 0.008 * len(str(n))) * span
-        if place - half >= end:
-            shown.append(n)
-            end = place + half
-    axes.set_xticks(shown, [str(n) for n in shown])
-    axes.set_xticks([], minor=True)
+    mark_places(axes, lengths)
 
 
 def _scale_risk(axes: Axes, record: dict[str, Any]) -> None:

@@ -22,6 +22,12 @@ from fastlin import theory
 from fastlin._checks import choice
 from fastlin.data.sources import TaskMixture
 
+PALETTE = {
+    **{"blue": "#0072b2", "orange": "#e69f00", "vermilion": "#d55e00", "green": "#009e73"},
+    **{"purple": "#cc79a7", "sky": "#56b4e9", "black": "#000000", "grey": "#555555"},
+}
+"""Colours of pictures: those of Okabe and Ito without yellow, and grey; to the colour-blind no two look alike."""
+
 
 class ClosedForm(NamedTuple):
     """A closed form of `fastlin.theory`, and how tables and pictures show it."""
@@ -30,7 +36,7 @@ class ClosedForm(NamedTuple):
     label: str
     colour: str
     marker: str
-    dashes: tuple[float, float] | None = None  # lengths of dash and gap in points; None draws a solid line
+    dashes: tuple[float, ...] | None = None  # lengths of dashes and gaps in line widths; None draws a solid line
 
     @property
     def name(self) -> str:
@@ -154,9 +160,10 @@ _PLAIN = Phase(("attention", "heads"), prompts=False)
 _PROMPTS = Phase(("prompts",), prompts=True)
 _ALL = Phase(("attention", "heads", "prompts"), prompts=True)
 
-_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tuned", "#ff7f0e", "s")
-_ONE_PROMPT = ClosedForm(theory.one_prompt, "one prompt", "#e377c2", "<")
-_DECOUPLED = ClosedForm(theory.decoupled, "decoupled", "#2ca02c", "D")
+_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tuned", PALETTE["orange"], "s", dashes=(5, 1.5))
+_ONE_PROMPT = ClosedForm(theory.one_prompt, "one prompt", PALETTE["purple"], "<", dashes=(8, 1.5, 2, 1.5))
+_JOINT = ClosedForm(theory.joint, "joint", PALETTE["vermilion"], "^", dashes=(4, 1.2, 1, 1.2))
+_DECOUPLED = ClosedForm(theory.decoupled, "decoupled", PALETTE["green"], "D", dashes=(2.2, 1))
 
 STUDIES = ("prompts", "forgetting")
 _ZERO_SHOT, _FEW_SHOT = Term(0, source="target"), Term(None, (1.0, 0.0), "target")
@@ -166,10 +173,10 @@ _TUNED = {"all": ("attention", "heads"), "q": ("q",), "k": ("k",), "v": ("v",)}
 REGIMES = {
     row.name: row
     for row in (
-        Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", "#1f77b4", "o")),
+        Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", PALETTE["blue"], "o")),
         Regime("fine-tune", (_PLAIN, _PROMPTS), closed_form=_FINE_TUNED),
         Regime("one-prompt", (_ALL,), task_prompts=False, closed_form=_ONE_PROMPT),
-        Regime("joint", (_ALL,), closed_form=ClosedForm(theory.joint, "joint", "#d62728", "^")),
+        Regime("joint", (_ALL,), closed_form=_JOINT),
         Regime("joint+heads", (_ALL,), task_heads=True, closed_form=_DECOUPLED),
         Regime("heads", (_PLAIN,), task_heads=True),
         Regime("pretrain", (_PLAIN,), study="forgetting"),
@@ -191,9 +198,9 @@ CLOSED_FORMS = {
     form.name: form
     for form in (
         *(row.closed_form for row in REGIMES.values() if row.closed_form is not None),
-        ClosedForm(theory.shared_shift, "shared shift", "#9467bd", "v", dashes=(5, 1.5)),
-        ClosedForm(theory.scaled_heads, "scaled heads", "#8c564b", "P", dashes=(3, 1.5)),
-        ClosedForm(theory.heads_lower_bound, "lower bound", "#7f7f7f", "X", dashes=(1, 1.5)),
+        ClosedForm(theory.shared_shift, "shared shift", PALETTE["sky"], "v", dashes=(1, 1)),
+        ClosedForm(theory.scaled_heads, "scaled heads", PALETTE["black"], "P", dashes=(6, 1, 1, 1, 1, 1)),
+        ClosedForm(theory.heads_lower_bound, "lower bound", PALETTE["grey"], "X", dashes=(1, 2)),
     )
 }
 

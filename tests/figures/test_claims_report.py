@@ -86,7 +86,7 @@ def test_trials_that_all_diverged_have_no_number(monkeypatch, tmp_path):
 
 def test_picture(made, tmp_path):
     claims.write(made[1], tmp_path)
-    figure = plots.claims_figure(json.loads((tmp_path / "claims.json").read_text(encoding="utf-8")))
+    figure = plots.claims_figure(json.loads((tmp_path / "claims.json").read_text(encoding="utf-8")), caption=True)
     left, right = figure.axes
     drawn = {line.get_label(): line for line in left.get_lines()}
     mix = settings.load("2c").mixture
@@ -117,6 +117,7 @@ def test_picture(made, tmp_path):
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
     assert figure.get_supxlabel().startswith("Left: differences")
+    assert "\n\nLeft: differences" in (tmp_path / "claims.md").read_text(encoding="utf-8")
     paths = plots.panel(tmp_path, "claims")
     assert [path.name for path in paths] == ["claims.png", "claims.pdf", "claims.svg"]
     for path, start in zip(paths, (b"\x89PNG", b"%PDF", b"<?xml"), strict=True):

@@ -119,7 +119,6 @@ def test_trained_points_on_theory(tmp_path):
     assert pretrained["y"] == pytest.approx(ff.error(family, theta, torch.arange(21), noise_var=0.1).tolist())
     # Six steps are not enough, and the table says so.
     assert "no" in record["table"].splitlines()[1]
-    assert [curve["dashed"] for curve in curves if not curve["points"]] == [False, False, True]
 
 
 def test_a_figure_is_resumed_and_drawn_again(tmp_path, monkeypatch, capsys):

@@ -22,14 +22,16 @@ def as_csv(record: dict[str, Any]) -> str:
     return csv_text(["claim", *columns], ([name, *(number[key] for key in columns)] for name, number in numbers))
 
 
-def as_markdown(record: dict[str, Any]) -> str:
-    """A table of verdicts, then for each claim what the paper says, what was found, and the numbers."""
+def as_markdown(record: dict[str, Any], name: str = "claims") -> str:
+    """A table of verdicts, the picture, then for each claim what the paper says, what was found, and the numbers."""
     training = ", ".join(f"{name} = {value}" for name, value in record["training"].items())
     paragraphs = ["# Claims of the paper, checked"]
     paragraphs += [f"{record['paper']}. {record.get('about', _ABOUT)} Training: {training}."]
     verdicts = [(entry["name"], f"**{_HOLDS[entry['holds']]}**", entry["verdict"]) for entry in record["claims"]]
     rows = [[str(i), *verdict] for i, verdict in enumerate(verdicts, 1)]
     paragraphs.append(markdown(["", "claim", "verdict", ""], rows).rstrip())
+    caption = record["caption"] if "axes" in record else record["picture"]["caption"]
+    paragraphs += [f"![The picture of the claims]({name}.png)", *caption]
     for i, entry in enumerate(record["claims"], 1):
         numbers = [
             [number["quantity"], *("" if number[key] is None else format(number[key], form) for key, form in _COLUMNS)]
@@ -52,5 +54,5 @@ def line(entry: dict[str, Any]) -> str:
 
 def write(record: dict[str, Any], out: Path, name: str = "claims") -> list[Path]:
     """Write NAME.json, NAME.md and NAME.csv into the folder `out`; returns their paths."""
-    texts = {"json": as_json(record), "md": as_markdown(record), "csv": as_csv(record)}
+    texts = {"json": as_json(record), "md": as_markdown(record, name), "csv": as_csv(record)}
     return write_texts(out, {f"{name}.{suffix}": text for suffix, text in texts.items()})

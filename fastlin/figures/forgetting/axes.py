@@ -26,7 +26,6 @@ class PlottedCurve:
     error: list[float | None] | None = None
     points: bool = False  # whether to draw points or a line
     colour: int = 0  # points belong to the line of their colour
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Axes:
     """Vertical lines: x, and the colour of the curve that it belongs to."""
 
 
-def line(label: str, x: Iterable[float], y: Tensor, colour: int, *, dashed: bool = False) -> PlottedCurve:
-    return PlottedCurve(label, [float(value) for value in x], finite_or_none(y), colour=colour, dashed=dashed)
+def line(label: str, x: Iterable[float], y: Tensor, colour: int) -> PlottedCurve:
+    return PlottedCurve(label, [float(value) for value in x], finite_or_none(y), colour=colour)
 
 
 def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int) -> PlottedCurve:

@@ -163,7 +163,7 @@ class OnTheory(TrainedFigure):
     regimes: tuple[str, ...] = ("zs:v", "zs:all")
     remarks: tuple[str, ...] = (
         "The value-only closed form uses the scalar w that training ended with. Full fine-tuning also has minimisers "
-        "outside the paper's family, with other few-shot errors: the dashed line is the family at w = 1, not a target. "
+        "outside the paper's family, with other few-shot errors: its line is the family at w = 1, not a target. "
         "An excess below zero is possible at 20 shots: training does not minimise that error.",
     )
 
@@ -182,7 +182,7 @@ class OnTheory(TrainedFigure):
         curves, theory = [], {}
         for colour, (regime, family) in enumerate(families.items()):
             theory[regime] = forgetting.error(family, task.theta, torch.tensor(shots), noise_var=setting.noise_variance)
-            curves.append(line(names[regime], shots, theory[regime], colour, dashed=regime == "zs:all"))
+            curves.append(line(names[regime], shots, theory[regime], colour))
             if regime in errors:
                 curves.append(points(names[regime], shots, *mean(errors[regime]), colour))
         rows = []

@@ -112,8 +112,8 @@ THEORY_FIGURES = (
         "Figure 1: when few shots beat none",
         _pretrained,
         (
-            "Pretrained at m = 1000 shots without noise, tested on a task of norm one. Dashes: n = d − 1, above which "
-            "few shots beat none in the limit of many pretraining shots.",
+            "Pretrained at m = 1000 shots without noise, tested on a task of norm one. Vertical dashes: n = d − 1, "
+            "above which few shots beat none in the limit of many pretraining shots.",
         ),
     ),
     TheoryFigure(
