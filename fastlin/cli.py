@@ -164,6 +164,8 @@ def _add_train(commands: Any) -> None:
         command.add_argument(flag, type=option.metadata["flag"], metavar=name.upper(), help=text)
     text = "any other field of a run, in TOML: --set schedule=cosine --set clip=0.5"
     command.add_argument("--set", action="append", default=[], dest="values", metavar="NAME=VALUE", help=text)
+    watch = "log each record: events below DIR/tensorboard, or a run of a project named as the config"
+    command.add_argument("--watch", choices=("tensorboard", "wandb"), help=watch)
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="resume the runs of the folder, with the same bits")
     plots.add_options(command)
@@ -198,7 +200,7 @@ def _train(options: argparse.Namespace) -> None:
         try:
             regimes, resume = table.regimes(options.regime), options.resume or team.restarted()
             show = report if first else lambda row: None
-            table.train_cells(setting, regimes, own, resume, show, device=device, **values)
+            table.train_cells(setting, regimes, own, resume, show, options.watch, device=device, **values)
         except KeyboardInterrupt:
             if first:
                 print(f"fastlin: stopped; --resume resumes {out}", file=sys.stderr)

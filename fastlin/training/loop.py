@@ -7,6 +7,7 @@ whole state at a step, and a loop that restores it continues with the same bits.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fastlin.models import Model
 from fastlin.training import checkpoint
+from fastlin.training.callbacks import Callback
 from fastlin.training.config import RunConfig
 from fastlin.training.judge import Judge
 from fastlin.training.objective import Objective
@@ -43,7 +45,9 @@ class Loop:
         Trial to the step at which its loss was not finite.
     signal : Signal
         The caller sets it. `run` does not raise a signal that arrives in the last step or later: the caller does, once
-        the result is on disk.
+        the result is on disk. The same holds for `failure`.
+    failure : BaseException or None
+        What the callback raised.
     """
 
     def __init__(
@@ -53,14 +57,16 @@ class Loop:
         folder: Folder | None = None,
         checkpoint_seconds: float = 10.0,
         progress: bool | None = None,
+        callback: Callback | None = None,
     ) -> None:
         self.config, self.team, self.folder = config, team, folder
         self.model, self.judge = initial_model(config), Judge(config, team)
-        self._checkpoint_seconds, self._progress = checkpoint_seconds, progress
+        self._checkpoint_seconds, self._progress, self._callback = checkpoint_seconds, progress, callback
         self._sources = training_sources(config)
         self._record_every = max(config.steps // config.records, 1)
         self.step = 0
         self.signal = Signal()
+        self.failure: BaseException | None = None
         self.seconds = 0.0
         self.diverged: dict[int, int] = {}
         self.records: list[dict[str, Any]] = []
@@ -81,11 +87,13 @@ class Loop:
                 while self.step < end:
                     now = time.monotonic()
                     self.seconds = before + now - started
-                    due = self.signal.stop is not None or now - saved >= self._checkpoint_seconds
+                    stop = self.signal.stop is not None or self.failure is not None
+                    due = stop or now - saved >= self._checkpoint_seconds
                     if self.folder is not None and due:
                         self._save(self.folder)
                         saved = now
                     self.signal.raise_if_caught()
+                    self.raise_failure()
                     self._one_step(objective, first, end)
                     if self.step == end:
                         self._take_averages()
@@ -176,6 +184,7 @@ class Loop:
         if bool(error.any()):
             record["risk_error"] = self._numbers(error)
         self._add(record)
+        self._call_back(record)
         self._update.total.zero_()
         self._summed = 0
 
@@ -203,6 +212,25 @@ class Loop:
         self.records.append(record)
         if self.folder is not None:
             self.folder.append(record)
+
+    def _call_back(self, record: dict[str, Any]) -> None:
+        """Call the callback in the first process; what it raises ends all of them before the next step."""
+
+        def call() -> None:
+            if self._callback is not None:
+                optimum = None if self.judge.optimum is None else float(self.judge.optimum)
+                folder = None if self.folder is None else self.folder.path
+                self._callback({**copy.deepcopy(record), "theory": optimum, "folder": folder})
+
+        try:
+            self.team.broadcast(call)
+        except BaseException as error:
+            self.failure = error
+
+    def raise_failure(self) -> None:
+        """Raise what the callback raised."""
+        if self.failure is not None:
+            raise self.failure
 
     def begin_after(self, model: Model, step: int, diverged: dict[int, int]) -> None:
         """Continue from a run that did the phases up to a step; its diverged trials stay diverged.

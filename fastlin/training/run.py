@@ -16,6 +16,7 @@ from fastlin._files import FileError
 from fastlin.models import Model
 from fastlin.ops.sampled import TaskSource
 from fastlin.training import outcome, record
+from fastlin.training.callbacks import Callback
 from fastlin.training.config import RunConfig
 from fastlin.training.judge import Judge, Theory, excess
 from fastlin.training.loop import Loop
@@ -129,6 +130,7 @@ def train(
     resume: bool = False,
     progress: bool | None = None,
     checkpoint_seconds: float = 10.0,
+    callback: Callback | None = None,
     **fields: Any,
 ) -> Run:
     """Train R trials of a model on fresh sequences of a task source.
@@ -156,6 +158,18 @@ def train(
         Show a live line; None shows it when standard error is a terminal.
     checkpoint_seconds : float
         Time between checkpoints.
+    callback : callable, optional
+        Called as `callback(record)` with a dict about every `steps / records` steps, in the first process only. Its
+        entries are those of records.jsonl
+
+        - step, phase, lr: steps done, index of the phase, learning rate
+        - loss: list of `trials` numbers, mean batch losses since the previous record; None for a trial that diverged
+        - risk: the same, current population risk; risk_error, its standard error, where it is sampled
+
+        and theory, the optimum or None, and folder, the path of the run or None. A run that resumes calls it with new
+        records only; after a crash these repeat the steps since the last checkpoint. An exception in it ends the run
+        in all processes, after a checkpoint, or after the result if it was the last record: `resume` goes on with the
+        next step. `fastlin.training.callbacks` has ready ones for TensorBoard and Weights & Biases.
     **fields
         Any other field of `RunConfig`: dtype, device, backend, optimiser, schedule, clip, ...
 
@@ -177,13 +191,15 @@ def train(
     real("checkpoint_seconds", checkpoint_seconds, 0.0)
     if out is not None and not isinstance(out, (str, Path)):
         raise TypeError(f"out: got {out!r}, wants the path of a folder, or None")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: got {callback!r}, wants a function of a record, or None")
     if out is None and resume:
         raise ValueError("resume: got True without out, wants the folder of the run to resume")
     team = team_of(config.device, config.distributed)
     with opened(config, team, None if out is None else Path(out), resume) as (folder, state):
         if state.result is not None:
             return _read(config, state, folder)
-        loop = Loop(config, team, folder, checkpoint_seconds, progress if team.first else False)
+        loop = Loop(config, team, folder, checkpoint_seconds, progress if team.first else False, callback)
         return _trained(loop, state, after)
 
 
@@ -266,6 +282,7 @@ def _trained(loop: Loop, state: State, after: Run | str | Path | None) -> Run:
             models.save(loop.model, folder.path / MODEL)
             result = folder.finish(measured)
     loop.signal.raise_at_the_end()
+    loop.raise_failure()
     return _finished(state.config, loop.judge, loop.model, loop.records, result, path)
 
 

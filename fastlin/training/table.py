@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastlin._checks import choice
 from fastlin._files import FileError, read_json, write_text
 from fastlin._tables import align, number
 from fastlin.settings import Config
+from fastlin.training import callbacks
 from fastlin.training.judge import excess_percent
 from fastlin.training.regimes import REGIMES
 from fastlin.training.run import Run, train
@@ -35,18 +37,27 @@ def regimes(text: str) -> list[str]:
 
 
 def train_cells(
-    config: Config, names: Sequence[str], out: Path, resume: bool, report: Any, **options: Any
+    config: Config,
+    names: Sequence[str],
+    out: Path,
+    resume: bool,
+    report: Any,
+    watch: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train the named regimes at every context length of a config; returns the contents of `out`/summary.json.
 
     Each cell has a folder in `out`; summary.json keeps the cells of earlier calls. With `resume`, cells that have ended
-    are read. `report` is called with the row of each cell when it ends. Other options are those of `train`.
+    are read. `report` is called with the row of each cell when it ends. `watch` names the package that watches each
+    cell (`callbacks.watch_cell`). Other options are those of `train`.
     """
     cells = _earlier_cells(out)
     for regime in names:
         for n in config.context_lengths:
             folder = f"{regime}-n{n}"
-            run = train(config.mixture, regime, n, out=out / folder, resume=resume, **options)
+            watching = nullcontext() if watch is None else callbacks.watch_cell(watch, out, config.name, folder)
+            with watching as callback:
+                run = train(config.mixture, regime, n, out=out / folder, resume=resume, callback=callback, **options)
             row = {"regime": regime, "n": n, "folder": folder, **summary(run)}
             report(row)
             cells[folder] = row

@@ -13,6 +13,7 @@ import fastlin as fl
 MODULES = ("fastlin", "fastlin.theory", "fastlin.theory.forgetting", "fastlin.models")
 TRAINING = {
     "fastlin.training.regimes": ("Term", "Phase", "Regime", "named", "together"),
+    "fastlin.training.callbacks": ("TensorBoard", "WandB", "scalars"),
     "fastlin.training.config": ("RunConfig",),
     "fastlin.training.presets": ("values",),
 }
