@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastlin import _extension, _instruction_sets
 from fastlin._instruction_sets import instruction_set, instruction_sets, using
-from fastlin.backends.base import Batch, LossAndGradients, PreparedLoss
+from fastlin.backends.base import Batch, BoundLoss, LossAndGradients, PreparedLoss
 from fastlin.backends.compiled import RESULTS, CompiledBackend, Inputs, constants, empty_losses, packed, rows
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import LETTERS, Problem
@@ -119,6 +119,10 @@ class _PreparedLoss:
     def __call__(
         self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
     ) -> LossAndGradients | None:
+        bound = self.bind(problem, y, weight)
+        return None if bound is None else bound(draw)
+
+    def bind(self, problem: Problem, y: Tensor | None, weight: Tensor | None) -> BoundLoss | None:
         x, _, q, task, p, A, C, W, v, h, *_ = problem
         inputs: list[Any] = [x, q, task, p, A, C, W, v, h, y, weight]
         addresses: list[int] = []
@@ -136,12 +140,6 @@ class _PreparedLoss:
                 return None
             addresses.append(address)
         addresses += (0, 0)  # a loss has neither gy nor counts
-        source, B, n = None, self.batch, self.n
-        if draw is not None:
-            recipe = draw.recipe
-            if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
-                return None
-            source, B, n = draw.packed(), draw.batch, draw.n
         value, per_task = torch.empty_like(self.value), torch.empty_like(self.per_task)
         outputs = [0] * len(RESULTS)
         outputs[1:3] = value.data_ptr(), per_task.data_ptr()
@@ -150,22 +148,23 @@ class _PreparedLoss:
             gradient = torch.empty_like(inputs[place])
             gradients.append(gradient)
             outputs[result] = gradient.data_ptr()
-        try:
-            self.backend.last_kernel = self.attention(
-                _instruction_sets.selected,
-                self.is_double,
-                torch.get_num_threads(),
-                (B, n, *self.sizes, 0),
-                self.strides,
-                self.factors,
-                self.flags,
-                addresses,
-                outputs,
-                source,
-            )
-        except IndexError:
-            return None  # the caller checks the task indices, and says which is wrong
-        return value, per_task, gradients
+
+        def bound(draw: Draw | None, _kept: list[Any] = inputs) -> LossAndGradients | None:
+            source, B, n = None, self.batch, self.n
+            if draw is not None:
+                recipe = draw.recipe
+                if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
+                    return None
+                source, B, n = draw.packed(), draw.batch, draw.n
+            place = (_instruction_sets.selected, self.is_double, torch.get_num_threads())
+            fixed = (self.strides, self.factors, self.flags, addresses, outputs)
+            try:
+                self.backend.last_kernel = self.attention(*place, (B, n, *self.sizes, 0), *fixed, source)
+            except IndexError:
+                return None  # the caller checks the task indices, and says which is wrong
+            return value, per_task, gradients
+
+        return bound
 
 
 backend = CpuBackend()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
-from fastlin.ops.sampled import Sequences, TaskSource, sampled_gradients
+from fastlin.ops.sampled import GradientsOfStep, Sequences, TaskSource, sampled_gradients
 
 Forms = dict[str, Tensor | None]
 OPTIONS = ("see_query", "shot_scale", "residual", "trainable_entry", "fixed_head")
@@ -229,9 +229,9 @@ class Model(nn.Module, ABC):
         *,
         weight: Tensor | None = None,
         backend: str = "auto",
-        **place: Unpack[Sequences],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss (R,) on sequences of the source, and gradients of the `wants` letters of `forms`, without autograd."""
+        **place: Any,
+    ) -> GradientsOfStep:
+        """As `sampled_gradients`: a function of the step, with gradients of the `wants` letters of `forms`."""
         options = {"backend": backend, **self.op_options(n)}
         return sampled_gradients(self.op.__name__, source, n, batch, forms, wants, weight, options, **place)
 

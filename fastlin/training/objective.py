@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from fastlin.data.sources import TaskMixture
 from fastlin.models import Model
-from fastlin.ops.sampled import Stream, TaskSource
+from fastlin.models.base import Forms
+from fastlin.ops.sampled import GradientsOfStep, Stream, TaskSource
 from fastlin.training.config import RunConfig
 from fastlin.training.regimes import Term, keyed
 from fastlin.training.team import Team
@@ -42,6 +44,7 @@ class TermDraw(NamedTuple):
     weight: Tensor | None  # (K,)
     rows: Tensor | None  # trials that have the term; None: all
     variants: list[Term]  # the term in each variant that has it; empty without variants
+    calls: dict[int, GradientsOfStep]  # of its sources, by index, once they are prepared
 
 
 class Objective:
@@ -61,6 +64,7 @@ class Objective:
         self.config, self.model, self.sources, self.team, self.index = config, model, sources, team, index
         self.phase = phase = config.regime.phases[index]
         self.heard: int | None = None
+        self._forms: Forms = {}
         self._names = names = model.trained_names(phase.trains)
         self._shapes = [getattr(model, name).shape for name in names]
         self._wants = "".join(a for a, raws in model.made_from.items() if not set(raws).isdisjoint(names))
@@ -106,7 +110,7 @@ class Objective:
                 weight = weight * balanced.task_counts(first, last - first) / balanced.task_counts(0, batch)
             weight = weight.to(self.model.attention_unit)
         own_terms = [t for t in terms if t is not None]
-        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
+        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms, {})
 
     def backward(self, step: int, progress: float, turn: int, trained: list[Tensor], caught: int | None) -> Tensor:
         """Compute the losses (R,) of the batch, and set the gradients of the trained parameters, by autograd.
@@ -179,7 +183,8 @@ class Objective:
                 continue
             loss, _ = self.model.loss(
                 *self._data(draw, turn),
-                **self._place(draw, step),
+                **self._place(draw),
+                step=step,
                 prompts=self.phase.prompts,
                 rows=draw.rows,
             )
@@ -191,15 +196,13 @@ class Objective:
         self, draws: list[TermDraw], step: int, progress: float, turn: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`loss`, and its gradients by letter of the op's parameters."""
-        forms = self.model.forms(self.phase.prompts)
+        forms = self._kept_forms()
         total, sums = None, dict[str, Tensor]()
         for draw in draws:
             if draw.batch == 0:
                 continue
-            own, rows = forms, draw.rows
-            if rows is not None:
-                own = {letter: None if form is None else form[rows] for letter, form in forms.items()}
-            loss, grads = self.model.gradients(*self._data(draw, turn), own, self._wants, **self._place(draw, step))
+            rows = draw.rows
+            loss, grads = self._of_term(draw, forms, turn)(step)
             factor = _factor(draw, progress, loss)
             if factor is not None:
                 loss = factor * loss
@@ -211,13 +214,31 @@ class Objective:
         assert total is not None
         return total, sums
 
+    def _kept_forms(self) -> Forms:
+        """The parameters of the op, in tensors that stay where they are."""
+        for letter, form in self.model.forms(self.phase.prompts).items():
+            kept = self._forms.get(letter)
+            if kept is None or form is None:
+                self._forms[letter] = None if form is None else form.clone(memory_format=torch.contiguous_format)
+            else:
+                kept.copy_(form)
+        return self._forms
+
+    def _of_term(self, draw: TermDraw, forms: Forms, turn: int) -> GradientsOfStep:
+        """Loss and gradients of a term, prepared in the first step."""
+        source, rows = turn % len(draw.sources), draw.rows
+        if source not in draw.calls:
+            own = {letter: form if form is None or rows is None else form[rows] for letter, form in forms.items()}
+            call = self.model.gradients(*self._data(draw, turn), own, self._wants, **self._place(draw))
+            draw.calls[source] = call if rows is None else partial(_of_rows, call, forms, own, rows)
+        return draw.calls[source]
+
     def _data(self, draw: TermDraw, turn: int) -> tuple[TaskSource, int, int]:
         return draw.sources[turn % len(draw.sources)], draw.shots, draw.batch
 
-    def _place(self, draw: TermDraw, step: int) -> dict[str, Any]:
+    def _place(self, draw: TermDraw) -> dict[str, Any]:
         return {
             "seed": self.config.seed,
-            "step": step,
             "stream": draw.stream,
             "offset": draw.offset,
             "weight": draw.weight,
@@ -229,6 +250,15 @@ class Objective:
         if rows is None:
             return tensor
         return tensor.new_zeros(self.model.shape.trials, *tensor.shape[1:]).index_copy(0, rows, tensor)
+
+
+def _of_rows(
+    call: GradientsOfStep, forms: Forms, own: Forms, rows: Tensor, step: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    for letter, form in forms.items():
+        if form is not None:
+            torch.index_select(form, 0, rows, out=own[letter])
+    return call(step)
 
 
 def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
