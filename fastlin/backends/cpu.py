@@ -78,16 +78,16 @@ class CpuBackend(CompiledBackend):
     def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
         """A function that updates all parameters of all trials in place; the state's tensors stay where they are."""
         is_adam, *numbers = rule
-        parameters, of_trials = state[:5], [tensor.data_ptr() for tensor in state[5:]]
+        parameters, of_trials = state[:6], [tensor.data_ptr() for tensor in state[7:]]
         absent = [0] * len(state.values)
         values, *others = [[0 if t is None else t.data_ptr() for t in tensors] or absent for tensors in parameters]
-        sizes = [value[0].numel() for value in state.values]
+        sizes = [(value[0].numel(), *copies) for value, copies in zip(state.values, state.copies, strict=True)]
         trials, is_double = len(state.total), state.values[0].dtype is torch.float64
         update = _extension.loaded().update
 
         def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float) -> None:
-            gradients = [gradient.contiguous() for gradient in gradients]
-            arrays = [values, [gradient.data_ptr() for gradient in gradients], *others]
+            kept = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+            arrays = [values, [gradient.data_ptr() for gradient in kept], *others]
             of_all = [loss.data_ptr(), *of_trials]
             place = (is_double, torch.get_num_threads(), trials)
             update(*place, sizes, arrays, of_all, is_adam, (*numbers, average_weight))

@@ -40,6 +40,10 @@ class UpdateState(NamedTuple):
         SGD), and its running average (empty: none).
     idle : list of Tensor (R,), uint8, or None
         Trials that do not train the parameter.
+    units : list of Tensor, or None
+        Factor of each parameter's gradient, of as many numbers as a trial's values.
+    copies : list of (int, int)
+        (c, k): the gradient has c copies of each run of k of a trial's values, and they are added.
     total, rates : Tensor (R,), float64
         Sums of the losses; learning rates.
     updates : Tensor (1,), int64
@@ -53,6 +57,8 @@ class UpdateState(NamedTuple):
     second: list[Tensor]
     averages: list[Tensor]
     idle: list[Tensor | None]
+    units: list[Tensor | None]
+    copies: list[tuple[int, int]]
     total: Tensor
     rates: Tensor
     updates: Tensor
@@ -60,4 +66,4 @@ class UpdateState(NamedTuple):
 
 
 PreparedUpdate = Callable[[Tensor, list[Tensor], float], None]
-"""(loss (R,), gradient of each parameter, weight of the new values in the averages): one update."""
+"""(loss (R,), gradient of each parameter with its copies, weight of the new values in the averages): one update."""

@@ -65,8 +65,10 @@ class Objective:
         self.phase = phase = config.regime.phases[index]
         self.heard: int | None = None
         self._forms: Forms = {}
+        self._scaled: list[tuple[Tensor, Tensor, Tensor]] = []
         self._names = names = model.trained_names(phase.trains)
-        self._shapes = [getattr(model, name).shape for name in names]
+        scaled = {name: view.shape for name, view, _ in model.scaled()}
+        self._shapes = [scaled.get(name, getattr(model, name).shape) for name in names]
         self._wants = "".join(a for a, raws in model.made_from.items() if not set(raws).isdisjoint(names))
         self._in_pieces = team.size > 1 or config.shards is not None
         pieces = config.shards or team.size
@@ -136,7 +138,8 @@ class Objective:
     def by_hand(self, step: int, progress: float, turn: int, caught: int | None) -> tuple[Tensor, list[Tensor]]:
         """Losses (R,) of the batch and their gradients of the trained raw parameters, without autograd.
 
-        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`.
+        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`, in the
+        forms of `Model.pull`.
         """
 
         def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
@@ -201,14 +204,14 @@ class Objective:
         for draw in draws:
             if draw.batch == 0:
                 continue
-            rows = draw.rows
             loss, grads = self._of_term(draw, forms, turn)(step)
             factor = _factor(draw, progress, loss)
             if factor is not None:
                 loss = factor * loss
                 grads = {letter: factor.view(-1, *[1] * (grad.ndim - 1)) * grad for letter, grad in grads.items()}
-            loss = self._of_all_trials(loss, rows)
-            grads = {letter: self._of_all_trials(grad, rows) for letter, grad in grads.items()}
+            if draw.rows is not None:
+                loss = self._of_all_trials(loss, draw.rows)
+                grads = {letter: self._of_all_trials(grad, draw.rows) for letter, grad in grads.items()}
             total = loss if total is None else total + loss
             sums = {letter: sums[letter] + grad for letter, grad in grads.items()} if sums else grads
         assert total is not None
@@ -216,13 +219,20 @@ class Objective:
 
     def _kept_forms(self) -> Forms:
         """The parameters of the op, in tensors that stay where they are."""
-        for letter, form in self.model.forms(self.phase.prompts).items():
-            kept = self._forms.get(letter)
-            if kept is None or form is None:
-                self._forms[letter] = None if form is None else form.clone(memory_format=torch.contiguous_format)
-            else:
-                kept.copy_(form)
-        return self._forms
+        model, prompts, forms = self.model, self.phase.prompts, self._forms
+        if not forms:
+            made = model.forms(prompts)
+            forms |= {letter: None if form is None else form.contiguous() for letter, form in made.items()}
+            scaled = ((view, unit, forms[name]) for name, view, unit in model.scaled())
+            self._scaled = [(view, unit, form) for view, unit, form in scaled if form is not None]
+            return forms
+        for view, unit, form in self._scaled:
+            torch.mul(view, unit, out=form)
+        for letter, mixed in model.mixed(prompts).items():
+            kept = forms[letter]
+            assert kept is not None
+            kept.copy_(mixed)
+        return forms
 
     def _of_term(self, draw: TermDraw, forms: Forms, turn: int) -> GradientsOfStep:
         """Loss and gradients of a term, prepared in the first step."""
@@ -263,7 +273,7 @@ def _of_rows(
 
 def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
     """Factor of a term's loss, one for each of its trials; None for one."""
-    weights = [term.weight_at(progress) for term in draw.variants] or [draw.term.weight_at(progress)]
-    if draw.share == 1.0 and all(weight == 1.0 for weight in weights):
+    weights = [term.weight_at(progress) for term in draw.variants or (draw.term,)]
+    if draw.share == 1.0 and weights.count(1.0) == len(weights):
         return None
     return (draw.share * like.new_tensor(weights)).repeat(len(like) // len(weights))
