@@ -223,27 +223,36 @@ void define_attention(py::module_& m) {
       py::arg("iterations"), py::arg("dtype"), py::arg("instruction_set") = "");
 }
 
-// values, gradients, first and second means, averages, idle trials: a list of addresses for each, an entry
-// for each parameter; 0 is absent.
-using ParameterArrays = std::array<Addresses, 6>;
+// values, gradients, first and second means, averages, idle trials, units: a list of addresses for each, an
+// entry for each parameter; 0 is absent.
+using ParameterArrays = std::array<Addresses, 7>;
+using ParameterSizes = std::vector<std::array<std::int64_t, 3>>;  // size, copies, run
 
 template <class T>
-std::vector<UpdatedParameter<T>> parameters_of(std::int64_t R, const std::vector<std::int64_t>& sizes,
+std::vector<UpdatedParameter<T>> parameters_of(std::int64_t R, const ParameterSizes& sizes,
                                                const ParameterArrays& arrays, const UpdateRule& rule) {
   for (const Addresses& addresses : arrays) check_count("arrays", addresses, sizes.size());
   std::vector<UpdatedParameter<T>> parameters;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    check_within("sizes", sizes[i], 0, kMaxElements);
-    const std::int64_t count = elements("sizes", {R, sizes[i]});
-    UpdatedParameter<T> p{sizes[i],
+    const auto& [size, copies, run] = sizes[i];
+    check_within("sizes", size, 0, kMaxElements);
+    check_within("copies", copies, 1, kMaxElements);
+    check_within("run", run, 1, kMaxElements);
+    if (size % run != 0) refuse("run", std::to_string(run), "a divisor of " + std::to_string(size));
+    const std::int64_t count = elements("sizes", {R, size});
+    UpdatedParameter<T> p{size,
+                          copies,
+                          run,
                           at<T>(arrays[0], i),
                           at<const T>(arrays[1], i),
+                          at<const T>(arrays[6], i),
                           at<T>(arrays[2], i),
                           at<T>(arrays[3], i),
                           at<T>(arrays[4], i),
                           at<const std::uint8_t>(arrays[5], i)};
     check_array("values", p.value, count, Use::kNeeded);
-    check_array("gradients", p.gradient, count, Use::kNeeded);
+    check_array("gradients", p.gradient, elements("sizes", {R, size, copies}), Use::kNeeded);
+    check_array("units", p.unit, size, Use::kOptional);
     check_array("first", p.first, count, Use::kNeeded);
     check_array("second", p.second, count, rule.is_adam ? Use::kNeeded : Use::kOptional);
     check_array("averages", p.average, count, rule.average_weight > 0.0 ? Use::kNeeded : Use::kOptional);
@@ -253,8 +262,8 @@ std::vector<UpdatedParameter<T>> parameters_of(std::int64_t R, const std::vector
 }
 
 template <class T>
-void update_of(int threads, std::int64_t R, const std::vector<std::int64_t>& sizes,
-               const ParameterArrays& arrays, const Addresses& of_trials, const UpdateRule& rule) {
+void update_of(int threads, std::int64_t R, const ParameterSizes& sizes, const ParameterArrays& arrays,
+               const Addresses& of_trials, const UpdateRule& rule) {
   const auto parameters = parameters_of<T>(R, sizes, arrays, rule);
   const UpdatedTrials<T> trials{R,
                                 at<const T>(of_trials, 0),
@@ -274,9 +283,8 @@ void update_of(int threads, std::int64_t R, const std::vector<std::int64_t>& siz
 void define_update(py::module_& m) {
   m.def(
       "update",
-      [](bool dbl, int threads, std::int64_t R, const std::vector<std::int64_t>& sizes,
-         const ParameterArrays& arrays, const Addresses& of_trials, bool is_adam,
-         const std::array<double, 7>& numbers) {
+      [](bool dbl, int threads, std::int64_t R, const ParameterSizes& sizes, const ParameterArrays& arrays,
+         const Addresses& of_trials, bool is_adam, const std::array<double, 7>& numbers) {
         check_threads(threads);
         check_within("R", R, 0, kMaxElements);
         check_count("of_trials", of_trials, 5);

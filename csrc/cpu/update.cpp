@@ -1,11 +1,12 @@
 // The update of Adam and SGD, as torch.optim defines them:
-//   g = scale * gradient, scaled to a norm of at most `clip` per trial, + weight_decay * value
+//   g = scale * unit * sum of copies, scaled to a norm of at most `clip` per trial, + weight_decay * value
 //   Adam: first += (1 - beta1)(g - first)     second = beta2 second + (1 - beta2) g^2
 //         value -= lr / (1 - beta1^t) * first / (sqrt(second) / sqrt(1 - beta2^t) + eps)
 //   SGD:  first = beta1 first + g             value -= lr * first
 
 #include "cpu/update.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -32,6 +33,20 @@ double squared_norm(const T* gradient, std::int64_t size) {
   }
   for (; i < size; ++i) sums[0] += static_cast<double>(gradient[i]) * gradient[i];
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// The gradient of a trial's values.
+template <class T>
+void pull(const UpdatedParameter<T>& p, const T* __restrict__ gradient, T* __restrict__ pulled) {
+  for (std::int64_t at = 0; at < p.size; at += p.run) {
+    for (std::int64_t i = 0; i < p.run; ++i) pulled[at + i] = gradient[at * p.copies + i];
+    for (std::int64_t copy = 1; copy < p.copies; ++copy) {
+      const T* other = gradient + at * p.copies + copy * p.run;
+      for (std::int64_t i = 0; i < p.run; ++i) pulled[at + i] += other[i];
+    }
+  }
+  if (p.unit == nullptr) return;
+  for (std::int64_t i = 0; i < p.size; ++i) pulled[i] *= p.unit[i];
 }
 
 template <class T>
@@ -66,14 +81,16 @@ void average(T weight, std::int64_t size, const T* __restrict__ value, T* __rest
 
 template <class T>
 void update_trial(const UpdateRule& rule, const std::vector<UpdatedParameter<T>>& parameters, std::int64_t r,
-                  double lr, double t) {
+                  double lr, double t, T* pulled) {
   const auto trains = [r](const UpdatedParameter<T>& p) { return p.idle == nullptr || p.idle[r] == 0; };
-  double scale = rule.gradient_scale;
+  double scale = rule.gradient_scale, square = 0.0;
+  T* gradient = pulled;
+  for (const auto& p : parameters) {
+    pull(p, p.gradient + r * p.size * p.copies, gradient);
+    if (rule.clip >= 0.0 && trains(p)) square += squared_norm(gradient, p.size);
+    gradient += p.size;
+  }
   if (rule.clip >= 0.0) {
-    double square = 0.0;
-    for (const auto& p : parameters) {
-      if (trains(p)) square += squared_norm(p.gradient + r * p.size, p.size);
-    }
     const double norm = std::abs(scale) * std::sqrt(square);
     if (norm > rule.clip) scale *= rule.clip / norm;
   }
@@ -85,16 +102,18 @@ void update_trial(const UpdateRule& rule, const std::vector<UpdatedParameter<T>>
   k.step = static_cast<T>(rule.is_adam ? lr / (1.0 - std::pow(rule.beta1, t)) : lr);
   k.root_factor = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(rule.beta2, t)));
   const T weight = static_cast<T>(rule.average_weight);
+  gradient = pulled;
   for (const auto& p : parameters) {
     const std::int64_t at = r * p.size;
     if (trains(p)) {
       if (rule.is_adam) {
-        adam(k, p.size, p.gradient + at, p.value + at, p.first + at, p.second + at);
+        adam(k, p.size, gradient, p.value + at, p.first + at, p.second + at);
       } else {
-        sgd(k, p.size, p.gradient + at, p.value + at, p.first + at);
+        sgd(k, p.size, gradient, p.value + at, p.first + at);
       }
     }
     if (weight > T(0)) average(weight, p.size, p.value + at, p.average + at);
+    gradient += p.size;
   }
 }
 
@@ -104,16 +123,19 @@ template <class T>
 void update(const UpdateRule& rule, const UpdatedTrials<T>& trials,
             const std::vector<UpdatedParameter<T>>& parameters, int threads) {
   const std::int64_t done = ++*trials.updates;
-  std::int64_t numbers = 0;
-  for (const auto& p : parameters) numbers += p.size * trials.R;
-  const auto trial = [&](std::int64_t r, int) {
+  std::int64_t width = 0;  // of a trial
+  for (const auto& p : parameters) width += p.size;
+  const std::int64_t team = width * trials.R < kWorthSharing ? 1 : std::min<std::int64_t>(threads, trials.R);
+  std::vector<T> pulled(static_cast<std::size_t>(width * team));
+  const auto trial = [&](std::int64_t r, int thread) {
     const double loss = static_cast<double>(trials.loss[r]);
     trials.total[r] += loss;
     if (trials.diverged[r] == 0 && !std::isfinite(loss)) trials.diverged[r] = done;
     if (trials.diverged[r] != 0) return;
-    update_trial(rule, parameters, r, trials.lr[r], static_cast<double>(done));
+    update_trial(rule, parameters, r, trials.lr[r], static_cast<double>(done),
+                 pulled.data() + width * thread);
   };
-  for_each_block(trials.R, numbers < kWorthSharing ? 1 : threads, trial);
+  for_each_block(trials.R, static_cast<int>(team), trial);
 }
 
 template void update(const UpdateRule&, const UpdatedTrials<float>&,

@@ -6,12 +6,15 @@
 
 namespace fastlin {
 
-// A parameter [R, size], its gradient and what the optimiser keeps of it.
+// A parameter [R, size], its gradient and what the optimiser keeps of it. The gradient may be that of a form
+// that repeats each run of numbers `copies` times and has a factor: the update sums and scales it.
 template <class T>
 struct UpdatedParameter {
   std::int64_t size;         // numbers of one trial
+  std::int64_t copies, run;  // run divides size
   T* value;                  // [R, size]
-  const T* gradient;         // [R, size]
+  const T* gradient;         // [R, size / run, copies, run]
+  const T* unit;             // [size] factor of the gradient; null: one
   T* first;                  // [R, size] mean of gradients (Adam), or momentum
   T* second;                 // [R, size] mean of squared gradients; null for SGD
   T* average;                // [R, size] running average of the values; null: none

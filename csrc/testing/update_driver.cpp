@@ -1,6 +1,7 @@
 // Runs the optimiser update over edge sizes, in arrays of exactly their size, for the sanitizers. Returns 0
 // if any number of threads gives the same bits and every number is finite.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,9 +13,11 @@
 namespace fastlin {
 namespace {
 
+constexpr std::int64_t kCopies = 3;
+
 template <class T>
 struct Arrays {
-  std::vector<T> value, gradient, first, second, average;
+  std::vector<T> value, gradient, unit, first, second, average;
   std::vector<std::uint8_t> idle;
 };
 
@@ -24,11 +27,17 @@ std::vector<Arrays<T>> updated(const UpdateRule& rule, std::int64_t R, int threa
   std::vector<UpdatedParameter<T>> parameters;
   for (const std::int64_t size : {0, 1, 7, 8, 121, 4096}) {
     const auto count = static_cast<std::size_t>(R * size);
-    Arrays<T> a{std::vector<T>(count), std::vector<T>(count),
-                std::vector<T>(count), std::vector<T>(count),
-                std::vector<T>(count), std::vector<std::uint8_t>(static_cast<std::size_t>(R))};
+    Arrays<T> a{std::vector<T>(count),
+                std::vector<T>(count * kCopies),
+                std::vector<T>(static_cast<std::size_t>(size), T(0.5)),
+                std::vector<T>(count),
+                std::vector<T>(count),
+                std::vector<T>(count),
+                std::vector<std::uint8_t>(static_cast<std::size_t>(R))};
     for (std::size_t i = 0; i < count; ++i) {
       a.value[i] = static_cast<T>(static_cast<double>(i % 17) - 8.0);
+    }
+    for (std::size_t i = 0; i < a.gradient.size(); ++i) {
       a.gradient[i] = static_cast<T>(static_cast<double>(i % 23) - 11.0);
     }
     for (std::int64_t r = 0; r < R; ++r) a.idle[static_cast<std::size_t>(r)] = r % 3 == 2 ? 1 : 0;
@@ -36,7 +45,10 @@ std::vector<Arrays<T>> updated(const UpdateRule& rule, std::int64_t R, int threa
   }
   for (Arrays<T>& a : all) {
     const auto size = static_cast<std::int64_t>(a.value.size()) / R;
-    parameters.push_back({size, a.value.data(), a.gradient.data(), a.first.data(),
+    const std::int64_t run = size % 11 == 0 && size > 0 ? 11 : std::max<std::int64_t>(size, 1);
+    const bool has_unit = size % 2 != 0;
+    parameters.push_back({size, kCopies, run, a.value.data(), a.gradient.data(),
+                          has_unit ? a.unit.data() : nullptr, a.first.data(),
                           rule.is_adam ? a.second.data() : nullptr, a.average.data(), a.idle.data()});
   }
   std::vector<T> loss(static_cast<std::size_t>(R), T(1));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +16,24 @@ from fastlin.backends.update import PreparedUpdate, UpdateRule, UpdateState
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Tokens (B, n, m) or Gram matrices (B, m, m), queries (B, m), targets (B,), tasks (B,)."""
 LossAndGradients = tuple[Tensor, Tensor, list[Tensor]]
-PreparedLoss = Callable[[Problem, Tensor | None, Tensor | None, Draw | None], LossAndGradients | None]
-"""(problem, y, weight, draw) -> `Backend.loss` or, with a draw, `Backend.sampled_loss`, for problems of known shapes.
+BoundLoss = Callable[[Draw | None], LossAndGradients | None]
+"""draw -> results, for tensors that stay where they are; the results of every call are the same tensors."""
 
-Gradients are in the order of `wants`. It returns None where the general way must serve: x or q not contiguous, tensors
-that torch negates when it reads, task indices out of range, a draw of other sizes or of more than a piece."""
+
+class PreparedLoss(Protocol):
+    """`Backend.loss` or, with a draw, `Backend.sampled_loss`, for problems of known shapes.
+
+    Gradients are in the order of `wants`. It returns None where the general way must serve: x or q not contiguous,
+    tensors that torch negates when it reads, task indices out of range, a draw of other sizes or of more than a piece.
+    """
+
+    def __call__(
+        self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
+    ) -> LossAndGradients | None:
+        """One call."""
+
+    def bind(self, problem: Problem, y: Tensor | None, weight: Tensor | None) -> BoundLoss | None:
+        """Many calls with the same contiguous tensors, whose numbers may change."""
 
 
 class BackendError(RuntimeError):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastlin import _extension, _instruction_sets
 from fastlin._instruction_sets import instruction_set, instruction_sets, using
-from fastlin.backends.base import Batch, LossAndGradients, PreparedLoss
+from fastlin.backends.base import Batch, BoundLoss, LossAndGradients, PreparedLoss
 from fastlin.backends.compiled import RESULTS, CompiledBackend, Inputs, constants, empty_losses, packed, rows
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import LETTERS, Problem
@@ -78,16 +78,16 @@ class CpuBackend(CompiledBackend):
     def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
         """A function that updates all parameters of all trials in place; the state's tensors stay where they are."""
         is_adam, *numbers = rule
-        parameters, of_trials = state[:5], [tensor.data_ptr() for tensor in state[5:]]
+        parameters, of_trials = state[:6], [tensor.data_ptr() for tensor in state[7:]]
         absent = [0] * len(state.values)
         values, *others = [[0 if t is None else t.data_ptr() for t in tensors] or absent for tensors in parameters]
-        sizes = [value[0].numel() for value in state.values]
+        sizes = [(value[0].numel(), *copies) for value, copies in zip(state.values, state.copies, strict=True)]
         trials, is_double = len(state.total), state.values[0].dtype is torch.float64
         update = _extension.loaded().update
 
         def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float) -> None:
-            gradients = [gradient.contiguous() for gradient in gradients]
-            arrays = [values, [gradient.data_ptr() for gradient in gradients], *others]
+            kept = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+            arrays = [values, [gradient.data_ptr() for gradient in kept], *others]
             of_all = [loss.data_ptr(), *of_trials]
             place = (is_double, torch.get_num_threads(), trials)
             update(*place, sizes, arrays, of_all, is_adam, (*numbers, average_weight))
@@ -118,6 +118,10 @@ class _PreparedLoss:
     def __call__(
         self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
     ) -> LossAndGradients | None:
+        bound = self.bind(problem, y, weight)
+        return None if bound is None else bound(draw)
+
+    def bind(self, problem: Problem, y: Tensor | None, weight: Tensor | None) -> BoundLoss | None:
         x, _, q, task, p, A, C, W, v, h, *_ = problem
         inputs: list[Any] = [x, q, task, p, A, C, W, v, h, y, weight]
         addresses: list[int] = []
@@ -135,12 +139,6 @@ class _PreparedLoss:
                 return None
             addresses.append(address)
         addresses += (0, 0)  # a loss has neither gy nor counts
-        source, B, n = None, self.batch, self.n
-        if draw is not None:
-            recipe = draw.recipe
-            if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
-                return None
-            source, B, n = draw.packed(), draw.batch, draw.n
         value, per_task = torch.empty_like(self.value), torch.empty_like(self.per_task)
         outputs = [0] * len(RESULTS)
         outputs[1:3] = value.data_ptr(), per_task.data_ptr()
@@ -149,22 +147,23 @@ class _PreparedLoss:
             gradient = torch.empty_like(inputs[place])
             gradients.append(gradient)
             outputs[result] = gradient.data_ptr()
-        try:
-            self.backend.last_kernel = self.attention(
-                _instruction_sets.selected,
-                self.is_double,
-                torch.get_num_threads(),
-                (B, n, *self.sizes, 0),
-                self.strides,
-                self.factors,
-                self.flags,
-                addresses,
-                outputs,
-                source,
-            )
-        except IndexError:
-            return None  # the caller checks the task indices, and says which is wrong
-        return value, per_task, gradients
+
+        def bound(draw: Draw | None, _kept: list[Any] = inputs) -> LossAndGradients | None:
+            source, B, n = None, self.batch, self.n
+            if draw is not None:
+                recipe = draw.recipe
+                if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
+                    return None
+                source, B, n = draw.packed(), draw.batch, draw.n
+            place = (_instruction_sets.selected, self.is_double, torch.get_num_threads())
+            fixed = (self.strides, self.factors, self.flags, addresses, outputs)
+            try:
+                self.backend.last_kernel = self.attention(*place, (B, n, *self.sizes, 0), *fixed, source)
+            except IndexError:
+                return None  # the caller checks the task indices, and says which is wrong
+            return value, per_task, gradients
+
+        return bound
 
 
 backend = CpuBackend()

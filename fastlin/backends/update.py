@@ -28,6 +28,8 @@ class UpdateState(NamedTuple):
     second: list[Tensor]  # mean of their squares; empty for SGD
     averages: list[Tensor]  # running averages; empty: none
     idle: list[Tensor | None]  # (R,) uint8: trials that do not train the parameter
+    units: list[Tensor | None]  # factor of each parameter's gradient, of as many numbers as a trial's values
+    copies: list[tuple[int, int]]  # (c, k): the gradient has c copies of each run of k values, which are added
     total: Tensor  # (R,) float64, sums of the losses
     rates: Tensor  # (R,) float64, learning rates
     updates: Tensor  # (1,) int64, updates done
@@ -35,4 +37,4 @@ class UpdateState(NamedTuple):
 
 
 PreparedUpdate = Callable[[Tensor, list[Tensor], float], None]
-"""(loss (R,), gradient of each parameter, weight of the new values in the averages): one update."""
+"""(loss (R,), gradient of each parameter with its copies, weight of the new values in the averages): one update."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
-from fastlin.ops.sampled import Sequences, TaskSource, sampled_gradients
+from fastlin.ops.sampled import GradientsOfStep, Sequences, TaskSource, sampled_gradients
 
 Forms = dict[str, Tensor | None]
+_UNIT_OF = {"p": "prompt", "W": "attention", "A": "attention", "C": "values", "v": "head", "h": "head"}
+"""The units of the op's parameters."""
 OPTIONS = ("see_query", "shot_scale", "residual", "trainable_entry", "fixed_head")
 """Options of a model, which its file and `RunConfig` have under the same names."""
 
@@ -54,6 +56,22 @@ class Shape:
     def lead(self) -> tuple[int, ...]:
         """(R,), or (R, H) with several attention heads: the leading dimensions of attention."""
         return (self.trials,) if self.attention_heads == 1 else (self.trials, self.attention_heads)
+
+
+class Scaled(NamedTuple):
+    """A raw parameter that is, times its unit, the op's parameter of the same name.
+
+    Attributes
+    ----------
+    name : str
+    view : Tensor (R, ...)
+        The raw parameter, expanded where tasks share it.
+    unit : Tensor
+    """
+
+    name: str
+    view: Tensor
+    unit: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,8 @@ class Model(nn.Module, ABC):
     parts: ClassVar[dict[str, tuple[str, ...]]]
     """The same for queries, keys and values: q, k, v. Merged queries and keys are one matrix, in both q and k."""
     value_matrices: ClassVar[tuple[str, ...]] = ()
+    scales: ClassVar[tuple[str, ...]] = ("p",)
+    """The raw parameters that are `scaled`."""
     letters: ClassVar[tuple[str, ...]]
     """The parameters of the op besides p."""
     made_from: ClassVar[dict[str, tuple[str, ...]]]
@@ -156,10 +176,21 @@ class Model(nn.Module, ABC):
 
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""
-        return {"p": self._prompts() if prompts else None, **self._forms()}
+        scaled = {name: view * unit for name, view, unit in self.scaled() if prompts or name != "p"}
+        return {"p": None, **scaled, **self.mixed(prompts)}
+
+    def scaled(self) -> list[Scaled]:
+        """The raw parameters that need no other arithmetic than a unit; optimiser updates apply it to gradients."""
+        return [Scaled(name, self._spread(name), getattr(self, f"{_UNIT_OF[name]}_unit")) for name in self.scales]
+
+    def mixed(self, prompts: bool = True) -> dict[str, Tensor]:
+        """The parameters of the op that are not `scaled`."""
+        return {}
 
     def pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of the raw parameters from gradients of the op's: the reverse mode of `forms`, without autograd.
+
+        Those of `scaled` ones are as they are: shaped as the op's parameters, without the unit.
 
         Parameters
         ----------
@@ -169,13 +200,9 @@ class Model(nn.Module, ABC):
         Returns
         -------
         dict
-            By name, shaped as the raw parameters.
+            By name.
         """
-        pulled = self._pull(grads)
-        if "p" in grads:
-            dp = grads["p"] if self.shape.task_prompts else grads["p"].sum(1, keepdim=True)
-            pulled["p"] = self._pull_tokens(dp)
-        return pulled
+        return {name: grads[name] for name in self.scales if name in grads} | self._pull(grads)
 
     def assign(self, **forms: Tensor | None) -> None:
         """Set the parameters from those of the op, of all trials or of one for all: the inverse of `forms`."""
@@ -229,9 +256,9 @@ class Model(nn.Module, ABC):
         *,
         weight: Tensor | None = None,
         backend: str = "auto",
-        **place: Unpack[Sequences],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss (R,) on sequences of the source, and gradients of the `wants` letters of `forms`, without autograd."""
+        **place: Any,
+    ) -> GradientsOfStep:
+        """As `sampled_gradients`: a function of the step, with gradients of the `wants` letters of `forms`."""
         options = {"backend": backend, **self.op_options(n)}
         return sampled_gradients(self.op.__name__, source, n, batch, forms, wants, weight, options, **place)
 
@@ -239,21 +266,25 @@ class Model(nn.Module, ABC):
     def _sizes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the raw parameters, in the order of initialisation."""
 
-    @abstractmethod
-    def _forms(self) -> dict[str, Tensor]:
-        """The parameters of the op but p."""
-
-    @abstractmethod
     def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`pull` but for p."""
+        """`pull` through `mixed`."""
+        return {}
 
     @abstractmethod
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `_forms`."""
+        """The inverse of `forms` but for p."""
 
-    def _prompts(self) -> Tensor:
+    def _spread(self, name: str) -> Tensor:
+        """A raw parameter, expanded over the tasks that share it."""
+        raw: Tensor = getattr(self, name)
+        if name == "p":
+            return self._over_tasks(raw)
+        if name not in self.groups["heads"] or self.shape.task_heads:
+            return raw
+        return raw.unsqueeze(-2).expand(*raw.shape[:-1], self.shape.tasks, -1)
+
+    def _over_tasks(self, tokens: Tensor) -> Tensor:
         """Prompts (R, K, t, m), expanded where tasks share one."""
-        tokens = self._tokens()
         return tokens if self.shape.task_prompts else tokens.expand(-1, self.shape.tasks, -1, -1)
 
     def _raw_prompts(self, p: Tensor) -> Tensor:
@@ -264,13 +295,6 @@ class Model(nn.Module, ABC):
         if not torch.equal(raw, one.expand_as(raw)):
             raise ValueError("p: got prompts that differ between tasks, wants one for all: task_prompts is False")
         return one
-
-    def _tokens(self) -> Tensor:
-        """Prompt tokens of the op from raw ones, (R, K or 1, t, m)."""
-        return self.p * self.prompt_unit
-
-    def _pull_tokens(self, dp: Tensor) -> Tensor:
-        return dp * self.prompt_unit
 
     def _raw_tokens(self, p: Tensor) -> Tensor:
         return p / self.prompt_unit.to(p)
@@ -325,16 +349,6 @@ class Model(nn.Module, ABC):
         """The description that `storage.load` needs besides the tensors."""
         dtype = str(self.attention_unit.dtype).removeprefix("torch.")
         return {"model": self.name, "shape": asdict(self.shape), **self.options, "unit": self.loss_unit, "dtype": dtype}
-
-    def _heads(self, raw: Tensor) -> Tensor:
-        """Heads (..., K, m), expanded where tasks share one."""
-        heads = raw * self.head_unit
-        if self.shape.task_heads:
-            return heads
-        return heads.unsqueeze(-2).expand(*heads.shape[:-1], self.shape.tasks, self.shape.width)
-
-    def _pull_heads(self, dh: Tensor) -> Tensor:
-        return (dh if self.shape.task_heads else dh.sum(-2)) * self.head_unit
 
     def _raw_heads(self, letter: str, heads: Tensor) -> Tensor:
         raw = heads / self.head_unit.to(heads)

@@ -37,21 +37,11 @@ class Full(_Layer):
     """
 
     name = "full"
+    scales = ("p", "W", "v")
 
     def _sizes(self) -> dict[str, tuple[int, ...]]:
         lead, m = self.shape.lead, self.shape.width
         return {"W": (*lead, m, m), "v": (*lead, *self._head_size()), "p": self._prompt_size()}
-
-    def _forms(self) -> dict[str, Tensor]:
-        return {"W": self.W * self.attention_unit, "v": self._heads(self.v)}
-
-    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        pulled = {}
-        if "W" in grads:
-            pulled["W"] = grads["W"] * self.attention_unit
-        if "v" in grads:
-            pulled["v"] = self._pull_heads(grads["v"])
-        return pulled
 
     def _raw(self, forms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         W, v = forms["W"], forms["v"]
@@ -104,7 +94,8 @@ class Separate(_Layer):
             pulled |= {"Wv": dv.mT @ self._rows_of_h(), "h": dh.view(self.h.shape)}
         return pulled
 
-    def _forms(self) -> dict[str, Tensor]:
+    def mixed(self, prompts: bool = True) -> dict[str, Tensor]:
+        """The parameters of the op that are not `scaled`."""
         v = (self._rows_of_h() @ self.Wv.mT) * self.head_unit
         v = v.expand(*v.shape[:-2], self.shape.tasks, self.shape.width)
         return {"W": (self.Wq @ self.Wk.mT) * self.attention_unit, "v": v}
@@ -141,10 +132,19 @@ class Reduced(_Layer):
         W = (*shape.lead, shape.features, shape.features)
         return {"W": W, **heads, "p": (*lead, m if whole else m - 1)}
 
-    def _forms(self) -> dict[str, Tensor]:
+    @property
+    def scales(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The raw parameters that are `scaled`."""
+        return ("p", "v") if self.shape.task_heads else ()
+
+    def mixed(self, prompts: bool = True) -> dict[str, Tensor]:
+        """The parameters of the op that are not `scaled`."""
         constant = self.shape.width - 1 - self.shape.features
         W = torch.nn.functional.pad(self.W, (constant, 1, constant, 1)) * self.attention_unit
-        return {"W": W, "v": self._heads(self.v) if self.shape.task_heads else self._fixed_heads()}
+        if self.shape.task_heads:
+            return {"W": W}
+        made = {"W": W, "v": self._fixed_heads()}
+        return {**made, "p": self._over_tasks(self._tokens())} if prompts else made
 
     @property
     def _inside(self) -> slice:
@@ -155,8 +155,9 @@ class Reduced(_Layer):
         pulled, inside = {}, self._inside
         if "W" in grads:
             pulled["W"] = grads["W"][..., inside, inside] * self.attention_unit[inside, inside]
-        if "v" in grads and self.shape.task_heads:
-            pulled["v"] = self._pull_heads(grads["v"])
+        if "p" in grads and not self.shape.task_heads:
+            dp = grads["p"] if self.shape.task_prompts else grads["p"].sum(1, keepdim=True)
+            pulled["p"] = self._pull_tokens(dp)
         return pulled
 
     def _fixed_heads(self) -> Tensor:
@@ -165,9 +166,8 @@ class Reduced(_Layer):
         return v
 
     def _tokens(self) -> Tensor:
+        """Prompt tokens from raw ones without task heads, (R, K or 1, t, m)."""
         unit = self.prompt_unit
-        if self.shape.task_heads:
-            return self.p * unit
         if self.options["trainable_entry"]:
             vector = self.p[..., :-1] * self.p[..., -1:] * (unit[:-1] * unit[-1])
         else:
@@ -176,8 +176,6 @@ class Reduced(_Layer):
 
     def _pull_tokens(self, dp: Tensor) -> Tensor:
         unit = self.prompt_unit
-        if self.shape.task_heads:
-            return dp * unit
         vector = dp[..., :-1] * (unit[:-1] * unit[-1])
         if not self.options["trainable_entry"]:
             return vector

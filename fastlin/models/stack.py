@@ -31,6 +31,7 @@ class Stack(Model):
     groups: ClassVar = {"attention": ("A", "C"), "heads": ("h",), "prompts": ("p",)}
     parts: ClassVar = {"q": ("A",), "k": ("A",), "v": ("C", "h")}
     letters = ("A", "C", "h")
+    scales = ("p", "A", "C", "h")
     made_from: ClassVar = {"p": ("p",), "A": ("A",), "C": ("C",), "h": ("h",)}
     op = staticmethod(sampled_stack_loss)
     A: Tensor
@@ -45,20 +46,6 @@ class Stack(Model):
     def op_options(self, n: int) -> dict[str, Any]:
         """Options of the op at n shots, besides `forms`."""
         return {**super().op_options(n), "residual": self.options["residual"]}
-
-    def _forms(self) -> dict[str, Tensor]:
-        A, C = self.A * self.attention_unit, self.C * self.values_unit
-        return {"A": A, "C": C, "h": self._heads(self.h)}
-
-    def _pull(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        pulled = {}
-        if "A" in grads:
-            pulled["A"] = grads["A"] * self.attention_unit
-        if "C" in grads:
-            pulled["C"] = grads["C"] * self.values_unit
-        if "h" in grads:
-            pulled["h"] = self._pull_heads(grads["h"])
-        return pulled
 
     def assign(self, **forms: Tensor | None) -> None:
         """Set p, A, C, h, or p, W, v of one layer."""

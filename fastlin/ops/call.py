@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from fastlin import backends, validation
-from fastlin.backends.base import Backend, PreparedLoss
+from fastlin.backends.base import Backend, BoundLoss, PreparedLoss
+from fastlin.backends.draw import Draw
 from fastlin.backends.problem import (
     PLAIN_TYPES,
     Gradients,
@@ -252,6 +254,25 @@ class Plan:
         except IndexError:
             validation.task_indices(self.options.op, self.options.tasks, args.tensors[2])
             raise
+
+    def bind(self, args: Arguments) -> Callable[[Draw], list[Tensor]]:
+        """`run` for one draw after another, on contiguous tensors that stay where they are.
+
+        The results of later calls may overwrite those of earlier ones.
+        """
+        bound: BoundLoss | None = None
+        if self.is_direct:
+            problem, _, _ = self._problem(args.tensors)
+            prepared = self.backend.prepare(problem, self.inner, True)
+            bound = None if prepared is None else prepared.bind(problem, None, args.weight)
+
+        def of_draw(draw: Draw) -> list[Tensor]:
+            results = None if bound is None else bound(draw)
+            if results is None:
+                return self.run(args._replace(draw=draw))
+            return [*results[:2], *results[2]]
+
+        return of_draw
 
     def _inner(self) -> str:
         if not self.is_stack:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol, Required, TypedDict, Unpack
+from typing import Any, Protocol, Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 
 from fastlin import validation
 from fastlin._checks import kind
+from fastlin.backends.draw import Draw
 from fastlin.backends.problem import LETTERS
 from fastlin.ops import call, registered
 from fastlin.ops.api import Weight
@@ -25,6 +26,7 @@ from fastlin.validation import Settings
 
 Stream = int | str | Sequence[int]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+GradientsOfStep = Callable[[int], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Sequences(TypedDict, total=False):
@@ -173,11 +175,14 @@ def sampled_gradients(
     wants: str,
     weight: Tensor | None,
     options: Mapping[str, Any],
-    **place: Unpack[Sequences],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss (R,) of `sampled_loss` or `sampled_stack_loss`, and its gradients by letter, without autograd.
+    *,
+    seed: int,
+    stream: Stream = 0,
+    offset: int = 0,
+) -> GradientsOfStep:
+    """A function of the step: loss (R,) of `sampled_loss` or `sampled_stack_loss`, and its gradients by letter.
 
-    No form may require grad, unless grad mode is off.
+    Arguments are checked here, once: a step costs its kernel and 15 us.
 
     Parameters
     ----------
@@ -186,18 +191,38 @@ def sampled_gradients(
     mix, n, batch, weight
         As in `sampled_loss`.
     forms : mapping
-        The op's parameters by letter.
+        The op's parameters by letter, contiguous; none requires grad. The function reads the numbers that they have
+        when it is called.
     wants : str
         Letters of the gradients, in the order of `LETTERS`.
     options : mapping
         Fields of `Settings`.
-    **place
-        seed, step, stream, offset.
+    seed, stream, offset
+        As in `sampled_loss`.
+
+    Returns
+    -------
+    function
+        Results of later calls may overwrite those of earlier ones.
     """
-    tensors = tuple([forms.get(letter) for letter in LETTERS])
-    where: Sequences = {"stream": 0, "offset": 0, **place}
-    loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, Settings(**options), where, wants)
-    return loss, dict(zip(wants, grads, strict=True))
+    tensors, settings = tuple([forms.get(letter) for letter in LETTERS]), Settings(**options)
+    place: Sequences = {"seed": seed, "step": 0, "stream": stream, "offset": offset}
+    known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
+    (checked, _), weights = call.signature(op, tensors, None, weight, settings, known)
+    args, backend = call.checked(Arguments(tensors, checked, weight=weights, wants=wants))
+    draw: Callable[..., Draw | None] = getattr(mix, "draw", lambda *_, **__: None)
+    is_drawn = backend.draws and type(stream) is int and draw(batch, n, **place) is not None
+    bound = call.Plan("sampled", args, backend).bind(args) if is_drawn else None
+
+    def of_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        drawn = None if bound is None else draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
+        if bound is None or drawn is None:
+            loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, settings, {**place, "step": step}, wants)
+        else:
+            loss, _, *grads = bound(drawn)
+        return loss, dict(zip(wants, grads, strict=True))
+
+    return of_step
 
 
 def _loss(

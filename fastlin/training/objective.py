@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from fastlin.data.sources import TaskMixture
 from fastlin.models import Model
-from fastlin.ops.sampled import Stream, TaskSource
+from fastlin.models.base import Forms
+from fastlin.ops.sampled import GradientsOfStep, Stream, TaskSource
 from fastlin.training.config import RunConfig
 from fastlin.training.regimes import Term, keyed
 from fastlin.training.team import Team
@@ -42,6 +44,7 @@ class TermDraw(NamedTuple):
     weight: Tensor | None  # (K,)
     rows: Tensor | None  # trials that have the term; None: all
     variants: list[Term]  # the term in each variant that has it; empty without variants
+    calls: dict[int, GradientsOfStep]  # of its sources, by index, once they are prepared
 
 
 class Objective:
@@ -61,8 +64,11 @@ class Objective:
         self.config, self.model, self.sources, self.team, self.index = config, model, sources, team, index
         self.phase = phase = config.regime.phases[index]
         self.heard: int | None = None
+        self._forms: Forms = {}
+        self._scaled: list[tuple[Tensor, Tensor, Tensor]] = []
         self._names = names = model.trained_names(phase.trains)
-        self._shapes = [getattr(model, name).shape for name in names]
+        scaled = {name: view.shape for name, view, _ in model.scaled()}
+        self._shapes = [scaled.get(name, getattr(model, name).shape) for name in names]
         self._wants = "".join(a for a, raws in model.made_from.items() if not set(raws).isdisjoint(names))
         self._in_pieces = team.size > 1 or config.shards is not None
         pieces = config.shards or team.size
@@ -106,7 +112,7 @@ class Objective:
                 weight = weight * balanced.task_counts(first, last - first) / balanced.task_counts(0, batch)
             weight = weight.to(self.model.attention_unit)
         own_terms = [t for t in terms if t is not None]
-        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms)
+        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms, {})
 
     def backward(self, step: int, progress: float, turn: int, trained: list[Tensor], caught: int | None) -> Tensor:
         """Compute the losses (R,) of the batch, and set the gradients of the trained parameters, by autograd.
@@ -132,7 +138,8 @@ class Objective:
     def by_hand(self, step: int, progress: float, turn: int, caught: int | None) -> tuple[Tensor, list[Tensor]]:
         """Losses (R,) of the batch and their gradients of the trained raw parameters, without autograd.
 
-        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`.
+        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`, in the
+        forms of `Model.pull`.
         """
 
         def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
@@ -179,7 +186,8 @@ class Objective:
                 continue
             loss, _ = self.model.loss(
                 *self._data(draw, turn),
-                **self._place(draw, step),
+                **self._place(draw),
+                step=step,
                 prompts=self.phase.prompts,
                 rows=draw.rows,
             )
@@ -191,33 +199,56 @@ class Objective:
         self, draws: list[TermDraw], step: int, progress: float, turn: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`loss`, and its gradients by letter of the op's parameters."""
-        forms = self.model.forms(self.phase.prompts)
+        forms = self._kept_forms()
         total, sums = None, dict[str, Tensor]()
         for draw in draws:
             if draw.batch == 0:
                 continue
-            own, rows = forms, draw.rows
-            if rows is not None:
-                own = {letter: None if form is None else form[rows] for letter, form in forms.items()}
-            loss, grads = self.model.gradients(*self._data(draw, turn), own, self._wants, **self._place(draw, step))
+            loss, grads = self._of_term(draw, forms, turn)(step)
             factor = _factor(draw, progress, loss)
             if factor is not None:
                 loss = factor * loss
                 grads = {letter: factor.view(-1, *[1] * (grad.ndim - 1)) * grad for letter, grad in grads.items()}
-            loss = self._of_all_trials(loss, rows)
-            grads = {letter: self._of_all_trials(grad, rows) for letter, grad in grads.items()}
+            if draw.rows is not None:
+                loss = self._of_all_trials(loss, draw.rows)
+                grads = {letter: self._of_all_trials(grad, draw.rows) for letter, grad in grads.items()}
             total = loss if total is None else total + loss
             sums = {letter: sums[letter] + grad for letter, grad in grads.items()} if sums else grads
         assert total is not None
         return total, sums
 
+    def _kept_forms(self) -> Forms:
+        """The parameters of the op, in tensors that stay where they are."""
+        model, prompts, forms = self.model, self.phase.prompts, self._forms
+        if not forms:
+            made = model.forms(prompts)
+            forms |= {letter: None if form is None else form.contiguous() for letter, form in made.items()}
+            scaled = ((view, unit, forms[name]) for name, view, unit in model.scaled())
+            self._scaled = [(view, unit, form) for view, unit, form in scaled if form is not None]
+            return forms
+        for view, unit, form in self._scaled:
+            torch.mul(view, unit, out=form)
+        for letter, mixed in model.mixed(prompts).items():
+            kept = forms[letter]
+            assert kept is not None
+            kept.copy_(mixed)
+        return forms
+
+    def _of_term(self, draw: TermDraw, forms: Forms, turn: int) -> GradientsOfStep:
+        """Loss and gradients of a term, prepared in the first step."""
+        source, rows = turn % len(draw.sources), draw.rows
+        if source not in draw.calls:
+            own = {letter: form if form is None or rows is None else form[rows] for letter, form in forms.items()}
+            call = self.model.gradients(*self._data(draw, turn), own, self._wants, **self._place(draw))
+            draw.calls[source] = call if rows is None else partial(_of_rows, call, forms, own, rows)
+        return draw.calls[source]
+
     def _data(self, draw: TermDraw, turn: int) -> tuple[TaskSource, int, int]:
         return draw.sources[turn % len(draw.sources)], draw.shots, draw.batch
 
-    def _place(self, draw: TermDraw, step: int) -> dict[str, Any]:
+    def _place(self, draw: TermDraw) -> dict[str, Any]:
         return {
             "seed": self.config.seed,
-            "step": step,
             "stream": draw.stream,
             "offset": draw.offset,
             "weight": draw.weight,
@@ -231,9 +262,18 @@ class Objective:
         return tensor.new_zeros(self.model.shape.trials, *tensor.shape[1:]).index_copy(0, rows, tensor)
 
 
+def _of_rows(
+    call: GradientsOfStep, forms: Forms, own: Forms, rows: Tensor, step: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    for letter, form in forms.items():
+        if form is not None:
+            torch.index_select(form, 0, rows, out=own[letter])
+    return call(step)
+
+
 def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
     """Factor of a term's loss, one for each of its trials; None for one."""
-    weights = [term.weight_at(progress) for term in draw.variants] or [draw.term.weight_at(progress)]
-    if draw.share == 1.0 and all(weight == 1.0 for weight in weights):
+    weights = [term.weight_at(progress) for term in draw.variants or (draw.term,)]
+    if draw.share == 1.0 and weights.count(1.0) == len(weights):
         return None
     return (draw.share * like.new_tensor(weights)).repeat(len(like) // len(weights))

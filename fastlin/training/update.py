@@ -20,6 +20,7 @@ from torch import Tensor
 from fastlin import backends, models
 from fastlin.backends.update import UpdateState
 from fastlin.models import Model
+from fastlin.models.base import Scaled
 from fastlin.training.config import RunConfig
 from fastlin.training.objective import Objective
 from fastlin.training.optimiser import compiled_rule, make_optimiser
@@ -119,12 +120,15 @@ class LeanUpdate(Update):
         super().__init__(config, model, names, idle, diverged)
         rule = compiled_rule(config, 1.0 / model.loss_unit)
         assert rule is not None
+        scaled = {one.name: one for one in model.scaled()}
         self._state = UpdateState(
             values=[raw.detach() for raw in self.trained],
             first=[torch.zeros_like(raw) for raw in self.trained],
             second=[torch.zeros_like(raw) for raw in self.trained] if rule.is_adam else [],
             averages=self.averages,
             idle=[idle[name].to(torch.uint8) if name in idle else None for name in names],
+            units=[_unit(raw, scaled.get(name)) for name, raw in zip(names, self.trained, strict=True)],
+            copies=[_copies(raw, scaled.get(name)) for name, raw in zip(names, self.trained, strict=True)],
             total=self.total,
             # Data, not arguments: a device can keep them.
             rates=torch.zeros_like(self.total),
@@ -135,8 +139,10 @@ class LeanUpdate(Update):
 
     def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
         """Take the updates of a step, and add their losses (R,) to `total`; `caught` is a signal of this process."""
-        self.lr = self.config.lr * moment.factor
-        self._state.rates.fill_(self.lr)
+        lr = self.config.lr * moment.factor
+        if lr != self.lr:
+            self.lr = lr
+            self._state.rates.fill_(lr)
         for turn in range(objective.turns):
             loss, grads = objective.by_hand(moment.step, moment.progress, turn, caught)
             is_last = turn == objective.turns - 1
@@ -156,6 +162,19 @@ class LeanUpdate(Update):
     def rows_of_state(self) -> list[Tensor]:
         """The tensors of the optimiser's state."""
         return [*self._state.first, *self._state.second]
+
+
+def _unit(raw: Tensor, scaled: Scaled | None) -> Tensor | None:
+    """The factor of a parameter's gradient, of the size of a trial's values."""
+    return None if scaled is None else scaled.unit.expand(raw.shape[1:]).contiguous()
+
+
+def _copies(raw: Tensor, scaled: Scaled | None) -> tuple[int, int]:
+    """How often the gradient has each run of a trial's values, and how long a run is."""
+    if scaled is None or scaled.view.numel() == raw.numel():
+        return 1, max(raw[0].numel(), 1)
+    at = scaled.view.stride().index(0)  # the expanded dimension
+    return scaled.view.shape[at], scaled.view.shape[at + 1 :].numel()
 
 
 class TorchUpdate(Update):

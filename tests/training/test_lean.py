@@ -11,6 +11,7 @@ import fastlin as fl
 from fastlin import backends
 from fastlin._files import read_json
 from fastlin.backends.update import UpdateRule, UpdateState
+from fastlin.ops import call
 from fastlin.training import update
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
@@ -101,10 +102,29 @@ def test_both_ways_agree_on_variants_side_by_side():
     assert_agree(config_of(regimes, model="separate", preset="tuned", **TARGET))
 
 
+@pytest.mark.parametrize("kind", ["reduced", "full", "separate", "stack"])
+def test_a_step_reads_the_parameters_that_it_finds(kind):
+    """They are checked and bound in the first step, and may change in place between steps."""
+    loop = Loop(config_of(model=kind, **KINDS[kind]), progress=False)
+    _, objective, *_ = next(loop._phases())
+    before, _ = objective.by_hand(0, 0.0, 0, None)
+    before = before.clone()
+    for raw in loop.model.parameters():
+        raw.mul_(1.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call, "signature", None)
+        after = objective.by_hand(0, 0.0, 0, None)
+    _, anew, *_ = next(loop._phases())
+    expected = anew.by_hand(0, 0.0, 0, None)
+    assert torch.equal(after[0], expected[0])
+    assert all(map(torch.equal, after[1], expected[1]))
+    assert not torch.equal(after[0], before)
+
+
 class Compiled:
     """The compiled update of parameters (R, ...)."""
 
-    def __init__(self, values, rule, rates, idle=(None, None, None)):
+    def __init__(self, values, rule, rates, idle=None, units=None, copies=None):
         R = len(rates)
         counts = torch.zeros(R, dtype=torch.int64)
         zeros = [[torch.zeros_like(value) for value in values] for _ in range(3)]
@@ -113,7 +133,9 @@ class Compiled:
             first=zeros[0],
             second=zeros[1] if rule.is_adam else [],
             averages=zeros[2],
-            idle=list(idle),
+            idle=idle or [None] * len(values),
+            units=units or [None] * len(values),
+            copies=copies or [(1, value[0].numel()) for value in values],
             total=torch.zeros(R, dtype=torch.float64),
             rates=torch.tensor(rates, dtype=torch.float64),
             updates=counts[:1].clone(),
@@ -137,7 +159,9 @@ def test_the_update_is_that_of_torch(kind, decay, clip):
     rates, scale = [1e-3, 1e-2, 3e-2], 0.7
     beta1 = {"adam": 0.9, "sgd": 0.0, "momentum": 0.8}[kind]
     rule = UpdateRule(kind == "adam", scale, beta1, 0.98, 1e-8, decay, -1.0 if clip is None else clip)
-    own = Compiled(values, rule, rates)
+    # The last parameter has its factor, and three copies of each row.
+    units = [torch.randn(4, 4, dtype=torch.float64), None, torch.randn(2, 3, dtype=torch.float64)]
+    own = Compiled(values, rule, rates, units=units, copies=[(1, 16), (1, 5), (3, 3)])
     trials = [[value[r].clone().requires_grad_() for value in values] for r in range(3)]
     make = {
         "adam": lambda raws, lr: torch.optim.Adam(raws, lr=lr, betas=(beta1, 0.98), weight_decay=decay),
@@ -149,7 +173,9 @@ def test_the_update_is_that_of_torch(kind, decay, clip):
     for step in range(100):
         grads = [torch.randn_like(value) for value in values]
         weight = 0.0 if step < 60 else 1.0 / (step - 59)
+        grads[2] = torch.randn(3, 2, 3, 3, dtype=torch.float64)
         own.update(loss, grads, weight)
+        grads = [grads[0] * units[0], grads[1], grads[2].sum(2) * units[2]]
         for r, (raws, optimiser) in enumerate(zip(trials, optimisers, strict=True)):
             for raw, grad in zip(raws, grads, strict=True):
                 raw.grad = scale * grad[r]
@@ -205,7 +231,7 @@ def test_the_update_has_the_same_bits_for_any_number_of_threads(threads, dtype):
     made = []
     for count in (1, 2, 5):
         threads(count)
-        own = Compiled(values, UpdateRule(True, 1.0, 0.9, 0.9, 1e-8, 0.1, 1.0), [1e-2] * 70, [None])
+        own = Compiled(values, UpdateRule(True, 1.0, 0.9, 0.9, 1e-8, 0.1, 1.0), [1e-2] * 70)
         for _ in range(3):
             own.update(loss, grads, 0.3)
         made.append([own.state.values[0], own.state.first[0], own.state.second[0], own.state.averages[0]])
@@ -283,6 +309,9 @@ def test_arguments_of_the_compiled_update():
     wrong = backends.load("cpu").prepare_update(rule, own.state)
     with pytest.raises(ValueError, match="second: got address 0, wants the address of 48 elements"):
         wrong(loss, values, 0.0)
+    uneven = Compiled(values, rule, [1e-2] * 3, copies=[(1, 16), (1, 2), (1, 6)])
+    with pytest.raises(ValueError, match="run: got 2, wants a divisor of 5"):
+        uneven.update(loss, values, 0.0)
     assert own.state.updates.tolist() == [0]
     assert torch.equal(own.state.values[0], values[0])
     with pytest.raises(fl.BackendError, match="backend 'eager' has no optimiser update"):
