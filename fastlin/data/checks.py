@@ -93,6 +93,8 @@ def check_covariances(name: str, value: Any, shape: Sequence[int]) -> Tensor:
         raise _misshapen(name, tensor, shape)
     is_diagonal = tensor.ndim < len(shape)
     if is_diagonal:
+        if math.prod(shape) > _MOST_NUMBERS:
+            raise ValueError(f"{name}: got {math.prod(shape)} numbers as matrices, wants at most {_MOST_NUMBERS}")
         tensor = tensor.reshape(*tensor.shape, *[1] * (len(shape) - 1 - tensor.ndim)).expand(*shape[:-1])
         tensor = torch.diag_embed(tensor)
     for i, matrix in enumerate(tensor.reshape(-1, *tensor.shape[-2:])):

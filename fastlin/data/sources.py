@@ -298,7 +298,7 @@ class TaskMixture(LinearTasks):
         self._strata = balanced_tasks(self.weights) if stratify else None
 
     def reweighted(self, weights: Any, stratify: bool = False) -> Self:
-        """A copy with other `weights` (K,) and `stratify`, as in `TaskMixture`."""
+        """A copy with other `weights` and `stratify`."""
         other = copy.copy(self)
         other._weigh(weights, stratify)
         return other
@@ -309,9 +309,8 @@ class TaskMixture(LinearTasks):
             raise ValueError(
                 f"{type(self).__name__}: draws tasks in its own way; wants a TaskMixture with stratify=True"
             )
-        P = len(self._strata)
+        P, count = len(self._strata), functools.partial(torch.bincount, minlength=self.K)
         rest = (first + torch.arange(batch % P)) % P
-        count = functools.partial(torch.bincount, minlength=self.K)
         return batch // P * count(self._strata) + count(self._strata[rest])
 
     def _recipe(self) -> Recipe:

@@ -150,6 +150,12 @@ def test_short_covariances(covariances, written_out):
     assert torch.equal(mix.sample(20, 3)[0], same.sample(20, 3)[0])
 
 
+def test_short_covariances_of_many_tasks():
+    """Matrices beyond the limit of an array are refused before they are made."""
+    with pytest.raises(ValueError, match=r"^covariances: got 10000000000 numbers as matrices, wants at most 268435456"):
+        TaskMixture(torch.zeros(1_000_000, 100))
+
+
 def test_other_short_forms():
     mix = TaskMixture([2, [1.0, 0.0, -1.0]], feature_cov=[1.0, 4.0, 9.0])
     assert mix.means.tolist() == [[2.0, 2.0, 2.0], [1.0, 0.0, -1.0]]
