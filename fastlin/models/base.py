@@ -177,7 +177,8 @@ class Model(nn.Module, ABC):
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""
         scaled = {name: view * unit for name, view, unit in self.scaled() if prompts or name != "p"}
-        return {"p": None, **scaled, **self.mixed(prompts)}
+        made = scaled | self.mixed(prompts)
+        return {letter: made.get(letter) for letter in ("p", *self.letters)}
 
     def scaled(self) -> list[Scaled]:
         """The raw parameters that need no other arithmetic than a unit; optimiser updates apply it to gradients."""
