@@ -19,7 +19,7 @@ from support.packages import ROOT, build, copy_of_sources
 
 import fastlin as fl
 from fastlin import _extension, cli
-from fastlin.plots import style
+from fastlin.plots import layout, style
 
 # What every Linux has; libgomp has a plain name, so that the loader takes the copy that torch brought.
 SYSTEM_LIBRARIES = re.compile(
@@ -146,8 +146,8 @@ def test_pictures_without_matplotlib_name_the_extra(arguments, monkeypatch, caps
     assert cli.main(arguments) == 1
     assert capsys.readouterr().err.strip().endswith("pip install 'fastlin[plots]' brings it")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ModuleNotFoundError, match=r"fastlin\[plots\]"):
-        style.new_figure(1, 1)
+    with pytest.raises(ModuleNotFoundError, match=r"fastlin\[plots\]"), layout.new_figure("screen", 1, 1):
+        pass
 
 
 def test_training_without_matplotlib_leaves_the_pictures_out(monkeypatch, capsys, tmp_path):

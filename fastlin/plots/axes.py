@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.layout import add_below, add_title, key, new_figure
+from fastlin.plots.layout import add_below, add_title, key, new_figure, plain_ticks
 from fastlin.plots.style import Look, cycled, look, with_gaps
 from fastlin.training.regimes import REGIMES
 
@@ -74,6 +74,7 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
         axes.axvline(x, color=cycled(number).colour, linestyle=(0, (4, 3)), linewidth=0.9, alpha=0.8)
     if one["logarithmic"]:
         axes.set_yscale("log")
+        plain_ticks(axes)
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if one["x_label"].endswith(" n"):

@@ -249,10 +249,12 @@ def _roofline(cases: list[dict[str, Any]], limits: list[dict[str, Any]], about: 
         best = [max(float(entry["gflops"]) for entry in _rates(case)) for case in cases]
         _number(axes, list(zip(intensities, best, strict=True)), drawn, lines)
         shared = shared_words(cases)
-        titles = [_title(case, shared).replace("\n", " ").replace("=", " = ") for case in cases]
+        # The dtype of most cases is not repeated.
+        usual = max((case["dtype"] for case in cases), key=[case["dtype"] for case in cases].count)
+        titles = [_title(case, [*shared, usual]).replace("\n", " ").replace("=", " = ") for case in cases]
         # No-break spaces keep the words of a case on one line.
         names = "; ".join(f"{number}: {title}".replace(" ", "\u00a0") for number, title in enumerate(titles, 1))
-        add_title(figure, f"Every op at {_sizes(shared)}: least work and traffic over the time taken", about)
+        add_title(figure, f"Every op at {_sizes(shared)}: work and traffic over time", about)
         meaning = [f"{names}.", "Open markers: the Gram form and other forms, or fresh data."]
         add_below(figure, entries, meaning, [ABOVE] if above else ())
     return figure
@@ -298,11 +300,11 @@ def _processes(found: dict[str, Any]) -> Figure:
             ratios = [one["over_one"] for one in by_size.values()]
             axes.plot(sizes, ratios, **{**cycled(number).points, **cycled(number).line})
             axes.set_xticks(sizes)
-        axes.axhline(0.9, color="black", linestyle=":", linewidth=0.8)
+        axes.axhline(0.9, color=PALETTE["grey"], linewidth=0.8)
         axes.set_ylim(bottom=0.0)
         axes.set_xlabel(f"processes, on {found['cores']} cores in all")
         axes.set_ylabel("sequences a second, over one process")
         axes.grid(True)
         add_title(figure, "Training of one problem by several processes that share each batch")
-        add_below(figure, entries, ["Dots: nine tenths of one process."])
+        add_below(figure, entries, ["Thin line: nine tenths of one process."])
     return figure

@@ -65,7 +65,7 @@ STYLES = {
 
 # The cycle of curves that are neither regimes nor closed forms; docs/figures.md shows it.
 COLOURS = tuple(PALETTE[name] for name in ("blue", "orange", "green", "vermilion", "purple", "sky", "black", "grey"))
-MARKERS = "osD^<vP*"
+MARKERS = "osD^<vPp"
 DASHES: tuple[tuple[float, ...] | None, ...] = (None, (5, 1.5), (5, 1.5, 1, 1.5), (2.5, 1), (1, 1), (8, 2))
 
 
@@ -112,7 +112,7 @@ def look(name: str) -> Look:
     objective, _, part = name.partition(":")
     if part in _PARTS:
         return _PARTS[part] if objective == "zs" else _PARTS[part]._replace(dashes=(4, 1.5), filled=False)
-    return Look(PALETTE["black"], "*" if name == "heads" else "o")
+    return Look(PALETTE["black"], "p" if name == "heads" else "o")
 
 
 def check_installed() -> None:
