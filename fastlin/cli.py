@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastlin import _info
+from fastlin import _info, _tables
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.bench import command as bench
@@ -73,11 +73,12 @@ def _show_info(options: argparse.Namespace) -> None:
     if extension["available"]:
         state = f"yes: {extension['compiler']}, {extension['flags']}; {about['instruction_set']}"
     rows = {**about["versions"], "threads": about["threads"], "devices": ", ".join(about["devices"])}
+    width = _tables.terminal_width()
     for name, value in {**rows, "extension": state, "cuda": _cuda_state(about["cuda"])}.items():
-        print(f"{name:15} {value}")
+        print(_tables.wrapped(f"{name:15} {value}", width, " " * 16))
     print("backends")
     for name, backend in about["backends"].items():
-        print(f"  {name:13} {_availability(backend)}")
+        print(_tables.wrapped(f"  {name:13} {_availability(backend)}", width, " " * 16))
     for device, order in about["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
 
@@ -95,13 +96,15 @@ def _availability(backend: dict[str, Any]) -> str:
     return f"no: {backend['reason']}"
 
 
-def _add_config(command: Any, *lengths: str) -> None:
+def _add_config(command: Any) -> None:
     """The argument CONFIG, and an option for the context lengths."""
     from fastlin import settings
 
     shipped = ", ".join(settings.shipped())
     command.add_argument("config", metavar="CONFIG", help=f"a TOML file, or a setting that ships: {shipped}")
-    command.add_argument(*lengths, type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
+    # torchrun reads --n as one of its own options, also after the script's name; it passes -n on.
+    lengths = "context lengths, in place of the config's"
+    command.add_argument("-n", "--n", type=_lengths, metavar="N,N,...", help=lengths)
 
 
 def _setting(options: argparse.Namespace) -> Any:
@@ -123,7 +126,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 def _add_theory(commands: Any) -> None:
     description = "The population risk of the closed-form optima against the context length, raw and over E[y²]."
     command = _add(commands, "theory", _theory, "print and draw the closed forms of a task mixture", description)
-    _add_config(command, "--n")
+    _add_config(command)
     files = "theory.json, theory.csv and the picture as PNG, PDF and SVG"
     command.add_argument("--out", type=Path, metavar="DIR", help=f"folder for {files}")
     form = command.add_mutually_exclusive_group()
@@ -137,8 +140,9 @@ def _theory(options: argparse.Namespace) -> None:
 
     if options.out is not None:
         plots.check_installed()
+    width = _tables.terminal_width()
     record = curves.compute(_setting(options), line=options.json or options.out is not None)
-    show = curves.as_json if options.json else curves.as_csv if options.csv else curves.as_table
+    show = curves.as_json if options.json else curves.as_csv if options.csv else partial(curves.as_table, width=width)
     sys.stdout.write(show(record))
     if options.out is not None:
         for path in [*curves.write(record, options.out), *plots.theory(options.out)]:
@@ -155,8 +159,7 @@ def _add_train(commands: Any) -> None:
     command = _add(commands, "train", _train, "train a model in a regime, and compare it with its optimum", description)
     regimes = f"{', '.join(table.regimes('all'))}, or all"
     command.add_argument("--regime", required=True, metavar="R,R,...", help=regimes)
-    # torchrun reads --n as one of its own options, also after the script's name; it passes -n on.
-    _add_config(command, "-n", "--n")
+    _add_config(command)
     for name, option in _run_flags().items():
         text = option.metadata["help"]
         if option.default is not None and "preset's" not in text:
@@ -179,8 +182,8 @@ def _run_flags() -> dict[str, Any]:
 
 def _train(options: argparse.Namespace) -> None:
     from fastlin import plots
-    from fastlin.figures.report import BELOW_THEORY
     from fastlin.training import table, team
+    from fastlin.training.judge import below_theory
 
     setting = _setting(options)
     out = options.out or Path("runs") / Path(options.config).stem
@@ -206,8 +209,11 @@ def _train(options: argparse.Namespace) -> None:
             if first:
                 print(f"fastlin: stopped; --resume resumes {out}", file=sys.stderr)
             raise SystemExit(130) from None
-        if any(round(row["excess_percent"] or 0.0, 3) < 0 for row in rows):
-            print(BELOW_THEORY)
+        width = _tables.terminal_width()
+        if first:
+            print(table.COLUMNS.left_out(width), end="")
+        for note in below_theory(row["excess_percent"] for row in rows):
+            print(_tables.wrapped(note, width))
         if first:
             try:
                 print(*plots.training(out), sep="\n")
@@ -297,9 +303,8 @@ def _show_record(record: dict[str, Any], out: Path) -> list[str]:
     if ended < len(cells):
         print(f"{record['title']}: {ended} of {len(cells)} cells; the rest belong to other shards")
     else:
-        print(record["title"], record.get("table") or report.as_table(record), sep="\n", end="")
-        if report.BELOW_THEORY in record["caption"]:
-            print(report.BELOW_THEORY)
+        width = _tables.terminal_width()
+        print(_tables.wrapped(record["title"], width), report.as_table(record, width), sep="\n", end="")
         print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
     return [f"{record['name']} {cell['key']}: {cell['error']}" for cell in cells if cell["state"] == "failed"]
 
@@ -338,4 +343,4 @@ def _plot(options: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     from fastlin.figures import status
 
-    sys.stdout.write(status.as_text(options.folder))
+    sys.stdout.write(status.as_text(options.folder, _tables.terminal_width()))

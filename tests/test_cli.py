@@ -128,7 +128,7 @@ def test_theory_at_wrong_lengths(capsys, text, reason):
     with pytest.raises(SystemExit) as stop:
         cli.main(["theory", "2a", f"--n={text}"])
     assert stop.value.code == 2
-    assert f"argument --n: {text!r} is not a list like 1,2,5: {reason}" in capsys.readouterr().err
+    assert f"argument -n/--n: {text!r} is not a list like 1,2,5: {reason}" in capsys.readouterr().err
 
 
 def test_as_a_module_and_into_a_closed_pipe():

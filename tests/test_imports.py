@@ -72,7 +72,7 @@ ALLOWED = {
         "validation",
     },
     "__main__": {"cli"},
-    "cli": {"_checks", "_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
+    "cli": {"_checks", "_info", "_tables", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
 }
 
 

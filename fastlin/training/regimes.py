@@ -24,12 +24,16 @@ from fastlin.data.sources import TaskMixture
 
 
 class ClosedForm(NamedTuple):
-    """A closed form of `fastlin.theory`, and how tables and pictures show it."""
+    """A closed form of `fastlin.theory`, and how tables and pictures show it.
+
+    The label is the name of the regime, where the closed form is the optimum of one.
+    """
 
     optimum: Callable[[TaskMixture, int], theory.Optimum | theory.Bound]
     label: str
     colour: str
     marker: str
+    meaning: str  # what is optimised, for the legend of a table
     dashes: tuple[float, float] | None = None  # lengths of dash and gap in points; None draws a solid line
 
     @property
@@ -153,9 +157,16 @@ _PLAIN = Phase(("attention", "heads"), prompts=False)
 _PROMPTS = Phase(("prompts",), prompts=True)
 _ALL = Phase(("attention", "heads", "prompts"), prompts=True)
 
-_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tuned", "#ff7f0e", "s")
-_ONE_PROMPT = ClosedForm(theory.one_prompt, "one prompt", "#e377c2", "<")
-_DECOUPLED = ClosedForm(theory.decoupled, "decoupled", "#2ca02c", "D")
+_PLAIN_FORM = ClosedForm(theory.plain, "plain", "#1f77b4", "o", "W, without prompts")
+_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tune", "#ff7f0e", "s", "a prompt for each task, with the W of plain")
+_ONE_PROMPT = ClosedForm(theory.one_prompt, "one-prompt", "#e377c2", "<", "W and one prompt for all tasks")
+_JOINT = ClosedForm(theory.joint, "joint", "#d62728", "^", "W and a prompt for each task")
+_DECOUPLED = ClosedForm(theory.decoupled, "joint+heads", "#2ca02c", "D", "W, a prompt and a head for each task")
+_SHIFT = ClosedForm(theory.shared_shift, "shared shift", "#9467bd", "v", "joint, and one head for all tasks", (5, 1.5))
+_SCALED = ClosedForm(
+    theory.scaled_heads, "scaled heads", "#8c564b", "P", "joint+heads, and a scale of each head", (3, 1.5)
+)
+_BOUND = ClosedForm(theory.heads_lower_bound, "lower bound", "#7f7f7f", "X", "below any prompts and heads", (1, 1.5))
 
 STUDIES = ("prompts", "forgetting")
 _ZERO_SHOT, _FEW_SHOT = Term(0, source="target"), Term(None, (1.0, 0.0), "target")
@@ -165,10 +176,10 @@ _TUNED = {"all": ("attention", "heads"), "q": ("q",), "k": ("k",), "v": ("v",)}
 REGIMES = {
     row.name: row
     for row in (
-        Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", "#1f77b4", "o")),
+        Regime("plain", (_PLAIN,), closed_form=_PLAIN_FORM),
         Regime("fine-tune", (_PLAIN, _PROMPTS), closed_form=_FINE_TUNED),
         Regime("one-prompt", (_ALL,), task_prompts=False, closed_form=_ONE_PROMPT),
-        Regime("joint", (_ALL,), closed_form=ClosedForm(theory.joint, "joint", "#d62728", "^")),
+        Regime("joint", (_ALL,), closed_form=_JOINT),
         Regime("joint+heads", (_ALL,), task_heads=True, closed_form=_DECOUPLED),
         Regime("heads", (_PLAIN,), task_heads=True),
         Regime("pretrain", (_PLAIN,), study="forgetting"),
@@ -190,9 +201,7 @@ CLOSED_FORMS = {
     form.name: form
     for form in (
         *(row.closed_form for row in REGIMES.values() if row.closed_form is not None),
-        ClosedForm(theory.shared_shift, "shared shift", "#9467bd", "v", dashes=(5, 1.5)),
-        ClosedForm(theory.scaled_heads, "scaled heads", "#8c564b", "P", dashes=(3, 1.5)),
-        ClosedForm(theory.heads_lower_bound, "lower bound", "#7f7f7f", "X", dashes=(1, 1.5)),
+        *(_SHIFT, _SCALED, _BOUND),
     )
 }
 

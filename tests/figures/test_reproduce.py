@@ -307,8 +307,8 @@ def test_the_live_line(tmp_path, monkeypatch):
 
         run(["2c"], tmp_path, ended=ended)
     shown = terminal.getvalue()
-    assert "1/6 cells [" in shown
-    assert "5/6 cells [" in shown
+    assert "1/6 cells, " in shown
+    assert "5/6 cells, " in shown
     assert "2c 6/6 joint-full-n5: risk " in shown
 
 
