@@ -9,6 +9,7 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from typing import Any, NamedTuple
 
 Cells = Iterable[object]
@@ -29,6 +30,13 @@ def terminal_width(descriptor: int = 1) -> int:
 def wrapped(text: str, width: int, indent: str = "") -> str:
     """Lines of a paragraph, all but the first indented; words such as paths stay whole."""
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def html(title: str, facts: Mapping[str, object]) -> str:
+    """A small table for notebooks, a row for each fact."""
+    texts = [[escape(str(text)) for text in fact] for fact in facts.items()]
+    rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in texts)
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
 class Columns(NamedTuple):

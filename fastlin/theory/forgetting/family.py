@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class FamilyOptimum:
     0.5
     """
 
-    family: Family
+    family: Family = field(repr=False)
     loss: float
 
     def __float__(self) -> float:
