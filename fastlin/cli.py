@@ -102,9 +102,12 @@ def _add_config(command: Any) -> None:
 
     shipped = ", ".join(settings.shipped())
     command.add_argument("config", metavar="CONFIG", help=f"a TOML file, or a setting that ships: {shipped}")
+    _add_lengths(command, "context lengths, in place of the config's")
+
+
+def _add_lengths(command: Any, text: str) -> None:
     # torchrun reads --n as one of its own options, also after the script's name; it passes -n on.
-    lengths = "context lengths, in place of the config's"
-    command.add_argument("-n", "--n", type=_lengths, metavar="N,N,...", help=lengths)
+    command.add_argument("-n", "--n", type=_lengths, metavar="N,N,...", help=text)
 
 
 def _setting(options: argparse.Namespace) -> Any:
@@ -242,6 +245,7 @@ def _add_reproduce(commands: Any) -> None:
     command.add_argument("figure", metavar="FIGURE", help=f"a figure, or a group of figures: {names.described()}")
     scales = "quick, or paper: 50 trials × 20,000 steps × batch 8192, for ff 5 × 5000 per phase × 5000"
     command.add_argument("--scale", default="quick", help=scales)
+    _add_lengths(command, "context lengths of figures over n, in place of their settings'")
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
     where = command.add_mutually_exclusive_group()
@@ -274,7 +278,7 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     plots.check_installed()
     out = options.out or Path("runs") / options.scale
-    request = Request(options.scale, options.preset, options.seed, options.jobs, shard=options.shard)
+    request = Request(options.scale, options.preset, options.seed, options.jobs, lengths=options.n, shard=options.shard)
     figures = names.named(options.figure)
     if options.figure in names.CLAIMS:
         _claims(options.figure, request, options.dask, out)
@@ -313,9 +317,11 @@ def _claims(name: str, request: Any, dask: str | None, out: Path) -> None:
     from fastlin import plots
     from fastlin.figures import claims, names, reproduce
 
-    if request.preset != "tuned" or request.jobs is not None or request.shard is not None or dask is not None:
+    given = (request.jobs, request.lengths, request.shard, dask)
+    if request.preset != "tuned" or any(value is not None for value in given):
         raise ValueError(
-            f"{name}: got --preset, --jobs, --dask or --shard, wants none: it trains a few models with the preset tuned"
+            f"{name}: got --preset, --jobs, --dask, --shard or -n, wants none: "
+            "it trains a few models with the preset tuned"
         )
     module = names.CLAIMS[name]
     with reproduce.locked(out):

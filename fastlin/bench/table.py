@@ -62,6 +62,9 @@ def _lines(record: dict[str, Any], width: int) -> Iterator[str]:
         yield from textwrap.wrap(f"{name}: {other['about']}", width)
         for line in other["lines"]:
             yield from textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="  ")
+        if "table" in other:
+            own = Columns(other["table"]["widths"], other["table"]["drops"])
+            yield from (f"  {line}" for line in own.text(other["table"]["rows"], width - 2).splitlines())
         yield from _remarks(other, width)
     yield ""
     yield from _verdicts(record, width)
