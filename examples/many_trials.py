@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20, help="trials per initial size")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--n", type=int, default=20)
+    parser.add_argument("-n", "--n", type=int, default=20)
     options = parser.parse_args()
     torch.manual_seed(0)
     d, K = 5, 2

@@ -3,7 +3,7 @@
 The rows of a group share one regression problem; a family is a set of similar groups. A sequence is n rows of a group
 as context and one more as the query. Each family has its own prompt. Without --csv the script generates a file.
 
-    python examples/own_data.py --csv mine.csv --n 16
+    python examples/own_data.py --csv mine.csv -n 16
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     """Train on four fifths of the groups, and report the error on the rest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--n", type=int, default=16, help="context length")
+    parser.add_argument("-n", "--n", type=int, default=16, help="context length")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=1024)
     options = parser.parse_args()

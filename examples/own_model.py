@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--n", type=int, default=40)
+    parser.add_argument("-n", "--n", type=int, default=40)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model, op included")
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastlin import _info, plots
+from fastlin import _info, _tables, plots
 from fastlin._version import __version__
 from fastlin.backends import BackendError
 from fastlin.bench import command as bench
@@ -72,11 +72,12 @@ def _show_info(options: argparse.Namespace) -> None:
     if extension["available"]:
         state = f"yes: {extension['compiler']}, {extension['flags']}; {about['instruction_set']}"
     rows = {**about["versions"], "threads": about["threads"], "devices": ", ".join(about["devices"])}
+    width = _tables.terminal_width()
     for name, value in {**rows, "extension": state, "cuda": _cuda_state(about["cuda"])}.items():
-        print(f"{name:15} {value}")
+        print(_tables.wrapped(f"{name:15} {value}", width, " " * 16))
     print("backends")
     for name, backend in about["backends"].items():
-        print(f"  {name:13} {_availability(backend)}")
+        print(_tables.wrapped(f"  {name:13} {_availability(backend)}", width, " " * 16))
     for device, order in about["auto"].items():
         print(f"auto on {device:7} {' → '.join(order)}")
 
@@ -94,13 +95,18 @@ def _availability(backend: dict[str, Any]) -> str:
     return f"no: {backend['reason']}"
 
 
-def _add_config(command: Any, *lengths: str) -> None:
+def _add_config(command: Any) -> None:
     """The argument CONFIG, and an option for the context lengths."""
     from fastlin import settings
 
     shipped = ", ".join(settings.shipped())
     command.add_argument("config", metavar="CONFIG", help=f"a TOML file, or a setting that ships: {shipped}")
-    command.add_argument(*lengths, type=_lengths, metavar="N,N,...", help="context lengths, in place of the config's")
+    _add_lengths(command, "context lengths, in place of the config's")
+
+
+def _add_lengths(command: Any, text: str) -> None:
+    # torchrun reads --n as one of its own options, also after the script's name; it passes -n on.
+    command.add_argument("-n", "--n", type=_lengths, metavar="N,N,...", help=text)
 
 
 def _setting(options: argparse.Namespace) -> Any:
@@ -122,7 +128,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 def _add_theory(commands: Any) -> None:
     description = "The population risk of the closed-form optima against the context length, raw and over E[y²]."
     command = _add(commands, "theory", _theory, "print and draw the closed forms of a task mixture", description)
-    _add_config(command, "--n")
+    _add_config(command)
     files = "theory.json, theory.csv and the picture as PNG, PDF and SVG"
     command.add_argument("--out", type=Path, metavar="DIR", help=f"folder for {files}")
     plots.add_options(command)
@@ -136,8 +142,9 @@ def _theory(options: argparse.Namespace) -> None:
 
     if options.out is not None:
         plots.check_installed()
+    width = _tables.terminal_width()
     record = curves.compute(_setting(options), line=options.json or options.out is not None)
-    show = curves.as_json if options.json else curves.as_csv if options.csv else curves.as_table
+    show = curves.as_json if options.json else curves.as_csv if options.csv else partial(curves.as_table, width=width)
     sys.stdout.write(show(record))
     if options.out is not None:
         for path in [*curves.write(record, options.out), *plots.theory(options.out, **plots.chosen(options))]:
@@ -154,8 +161,7 @@ def _add_train(commands: Any) -> None:
     command = _add(commands, "train", _train, "train a model in a regime, and compare it with its optimum", description)
     regimes = f"{', '.join(table.regimes('all'))}, or all"
     command.add_argument("--regime", required=True, metavar="R,R,...", help=regimes)
-    # torchrun reads --n as one of its own options, also after the script's name; it passes -n on.
-    _add_config(command, "-n", "--n")
+    _add_config(command)
     for name, option in _run_flags().items():
         text = option.metadata["help"]
         if option.default is not None and "preset's" not in text:
@@ -178,8 +184,8 @@ def _run_flags() -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from fastlin.figures.report import BELOW_THEORY
     from fastlin.training import table, team
+    from fastlin.training.judge import below_theory
 
     setting = _setting(options)
     out = options.out or Path("runs") / Path(options.config).stem
@@ -205,8 +211,11 @@ def _train(options: argparse.Namespace) -> None:
             if first:
                 print(f"fastlin: stopped; --resume resumes {out}", file=sys.stderr)
             raise SystemExit(130) from None
-        if any(round(row["excess_percent"] or 0.0, 3) < 0 for row in rows):
-            print(BELOW_THEORY)
+        width = _tables.terminal_width()
+        if first:
+            print(table.COLUMNS.left_out(width), end="")
+        for note in below_theory(row["excess_percent"] for row in rows):
+            print(_tables.wrapped(note, width))
         if first:
             try:
                 print(*plots.training(out, **plots.chosen(options)), sep="\n")
@@ -235,6 +244,7 @@ def _add_reproduce(commands: Any) -> None:
     command.add_argument("figure", metavar="FIGURE", help=f"a figure, or a group of figures: {names.described()}")
     scales = "quick, or paper: 50 trials × 20,000 steps × batch 8192, for ff 5 × 5000 per phase × 5000"
     command.add_argument("--scale", default="quick", help=scales)
+    _add_lengths(command, "context lengths of figures over n, in place of their settings'")
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")
     command.add_argument("--seed", type=int, default=0, metavar="S")
     where = command.add_mutually_exclusive_group()
@@ -267,7 +277,7 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     plots.check_installed()
     out = options.out or Path("runs") / options.scale
-    request = Request(options.scale, options.preset, options.seed, options.jobs, shard=options.shard)
+    request = Request(options.scale, options.preset, options.seed, options.jobs, lengths=options.n, shard=options.shard)
     figures = names.named(options.figure)
     if options.figure in names.CLAIMS:
         _claims(options, request, out)
@@ -296,9 +306,8 @@ def _show_record(record: dict[str, Any], out: Path) -> list[str]:
     if ended < len(cells):
         print(f"{record['title']}: {ended} of {len(cells)} cells; the rest belong to other shards")
     else:
-        print(record["title"], record.get("table") or report.as_table(record), sep="\n", end="")
-        if report.BELOW_THEORY in record["caption"]:
-            print(report.BELOW_THEORY)
+        width = _tables.terminal_width()
+        print(_tables.wrapped(record["title"], width), report.as_table(record, width), sep="\n", end="")
         print(*(out / f"{record['name']}.{suffix}" for suffix in ("csv", "md", "pdf", "svg", "png")), sep="\n")
     return [f"{record['name']} {cell['key']}: {cell['error']}" for cell in cells if cell["state"] == "failed"]
 
@@ -307,9 +316,11 @@ def _claims(options: argparse.Namespace, request: Any, out: Path) -> None:
     from fastlin.figures import claims, names, reproduce
 
     name = options.figure
-    if request.preset != "tuned" or any(option is not None for option in (request.jobs, request.shard, options.dask)):
+    given = (request.jobs, request.lengths, request.shard, options.dask)
+    if request.preset != "tuned" or any(value is not None for value in given):
         raise ValueError(
-            f"{name}: got --preset, --jobs, --dask or --shard, wants none: it trains a few models with the preset tuned"
+            f"{name}: got --preset, --jobs, --dask, --shard or -n, wants none: "
+            "it trains a few models with the preset tuned"
         )
     module = names.CLAIMS[name]
     with reproduce.locked(out):
@@ -336,4 +347,4 @@ def _plot(options: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     from fastlin.figures import status
 
-    sys.stdout.write(status.as_text(options.folder))
+    sys.stdout.write(status.as_text(options.folder, _tables.terminal_width()))

@@ -21,6 +21,12 @@ def pytest_report_header():
         return "triton is not installed"
 
 
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch):
+    """pytest-xdist sets COLUMNS in its processes; tests see a pipe, where nothing is left out, or set their own."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pytest_collection_modifyitems(items):
     mark_long(items)
 

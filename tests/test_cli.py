@@ -8,6 +8,8 @@ import torch
 
 import fastlin as fl
 from fastlin import _extension, cli
+from fastlin.bench import command as bench
+from fastlin.figures import reproduce
 
 
 def test_info_says_what_is_there(capsys):
@@ -128,7 +130,7 @@ def test_theory_at_wrong_lengths(capsys, text, reason):
     with pytest.raises(SystemExit) as stop:
         cli.main(["theory", "2a", f"--n={text}"])
     assert stop.value.code == 2
-    assert f"argument --n: {text!r} is not a list like 1,2,5: {reason}" in capsys.readouterr().err
+    assert f"argument -n/--n: {text!r} is not a list like 1,2,5: {reason}" in capsys.readouterr().err
 
 
 def test_as_a_module_and_into_a_closed_pipe():
@@ -141,3 +143,16 @@ def test_as_a_module_and_into_a_closed_pipe():
     )
     assert shown.stdout == '{\n "name":'
     assert shown.stderr == ""
+
+
+@pytest.mark.parametrize("flag", ["-n", "--n"])
+def test_context_lengths_have_one_flag(flag, tmp_path, monkeypatch):
+    """theory, train and reproduce take a list of them; bench has the same flag for the shapes of its ops."""
+    found = {}
+    monkeypatch.setattr(cli, "_theory", lambda options: found.update(theory=options.n))
+    monkeypatch.setattr(cli, "_train", lambda options: found.update(train=options.n))
+    monkeypatch.setattr(bench, "_run", lambda options: found.update(bench=options.n))
+    monkeypatch.setattr(reproduce, "reproduce", lambda *given, **_: found.update(reproduce=given[2].lengths) or [])
+    for command in (["theory", "2c"], ["train", "2c", "--regime", "joint"], ["bench"], ["reproduce", "2c"]):
+        assert cli.main([*command, flag, "5,10", *(["--out", str(tmp_path)] if command[0] == "reproduce" else [])]) == 0
+    assert found == dict.fromkeys(("theory", "train", "bench", "reproduce"), (5, 10))

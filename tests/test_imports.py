@@ -21,12 +21,12 @@ ALLOWED = {
     "ops": {"_checks", "backends", "reference", "validation"},
     "_info": {"_extension", "_instruction_sets", "_version", "backends"},
     "data": {"_checks", "_extension", "_instruction_sets", "backends"},
-    "theory": set(),
+    "theory": {"_tables"},
     "_files": set(),
     "_tables": set(),
     "_threads": set(),
     "_tensors": {"_files"},
-    "models": {"_files", "_tensors", "data", "ops"},
+    "models": {"_files", "_tables", "_tensors", "data", "ops"},
     "settings": {"data", "theory"},
     "training": {
         "_checks",
@@ -72,7 +72,7 @@ ALLOWED = {
         "validation",
     },
     "__main__": {"cli"},
-    "cli": {"_checks", "_info", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
+    "cli": {"_checks", "_info", "_tables", "_version", "backends", "bench", "figures", "plots", "settings", "training"},
 }
 
 

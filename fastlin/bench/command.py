@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fastlin._tables import terminal_width, wrapped
+
 _SIZES = {
     "B": ("sequences", (8192,)),
     "n": ("context lengths", (50,)),
@@ -30,7 +32,8 @@ def add(commands: Any) -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     command.add_argument("--ops", type=_words, metavar="OP,...", help="of the public ops, in place of the default run")
     for name, (what, _) in _SIZES.items():
-        command.add_argument(f"--{name}", type=_numbers, metavar=f"{name},...", help=what)
+        flags = ["-n", "--n"] if name == "n" else [f"--{name}"]
+        command.add_argument(*flags, type=_numbers, metavar=f"{name},...", help=what)
     command.add_argument("--dtypes", type=_words, metavar="D,...", help="float32, float64 (default: float32)")
     command.add_argument("--threads", type=_numbers, metavar="T,...", help="(default: torch's)")
     command.add_argument("--backends", type=_words, metavar="NAME,...", help="of fastlin (default: auto)")
@@ -78,7 +81,7 @@ def _list(options: argparse.Namespace) -> int:
         by_name.setdefault(row.name, []).append(row)
     for name, (first, *more) in by_name.items():
         about = f"{first.shape.op} over {first.axis}" if first.shape and more else first.sizes
-        print(f"{name:16}{'long' if first.long else '':6}{about}")
+        print(wrapped(f"{name:16}{'long' if first.long else '':6}{about}", terminal_width(), " " * 22))
     return 0
 
 
@@ -107,7 +110,7 @@ def _measure(options: argparse.Namespace) -> int:
     effort = run.QUICK if options.quick else run.BenchEffort()
     record = run.run(rows, effort, command=command, device=device, progress=_show)
     _show("")
-    sys.stdout.write(table.as_text(record))
+    sys.stdout.write(table.as_text(record, min(terminal_width(), table.WIDTH)))
     for path, text in ((options.json, as_json(record)), (options.csv, table.as_csv(record))):
         if path is not None:
             write_text(path, text)

@@ -6,7 +6,7 @@ cells times a cell of its mean length.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fastlin import settings
-from fastlin._tables import align
 from fastlin.bench import jax_peers, peers, sampled_peers
 from fastlin.bench.cases import CaseShape, Loss, parameters_of
 from fastlin.bench.checks import WrongResultError, relative_error
@@ -61,7 +60,8 @@ def measure(row: Row, quick: bool) -> dict[str, Any]:
     return {
         **sizes,
         "extrapolation": extrapolation,
-        "lines": [extrapolation, *_lines(entries)],
+        "lines": [extrapolation],
+        "table": _table(entries),
         "values": {entry["label"]: entry["cell"] for entry in entries},
         "contenders": entries,
         "skipped": skipped,
@@ -69,13 +69,15 @@ def measure(row: Row, quick: bool) -> dict[str, Any]:
     }
 
 
-def _lines(entries: list[dict[str, Any]]) -> Iterator[str]:
-    widths = (-16, 34, 10, 10, 8)
-    yield align(["", "timed: steps x trials", "cell", "figure", "times"], widths)
+def _table(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """`_tables.Columns`, and rows."""
+    timed = "timed: steps x trials"
+    rows = []
     for entry in entries:
         stretch = f"{entry['steps']} x {entry['trials']} in {in_units(entry['median'] * entry['steps'])}"
         times = f"{entry['times_fastlin'] or float('nan'):.3g}"
-        yield align([entry["label"], stretch, *map(in_units, (entry["cell"], entry["figure"])), times], widths)
+        rows.append([entry["label"], stretch, *map(in_units, (entry["cell"], entry["figure"])), times])
+    return {"widths": {"": -16, timed: 34, "cell": 10, "figure": 10, "times": 8}, "drops": [timed], "rows": rows}
 
 
 def cell(row: Row, quick: bool) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def faster_than(peer: str, times: float, ours: str = "fastlin") -> Bar:
 class Row:
     """One case: an op at a shape, in a precision, on some threads; or a function that measures something else.
 
-    A function is called with the row and `quick`. It returns a dict of plain data: "lines" of text, "values" by name,
-    which bars refer to, and "wrong" and "skipped" as a case has them.
+    A function is called with the row and `quick`. It returns a dict of plain data: "lines" of text, perhaps a "table"
+    below them, "values" by name, which bars refer to, and "wrong" and "skipped" as a case has them.
     """
 
     name: str  # points of a curve share it

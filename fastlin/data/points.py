@@ -34,6 +34,9 @@ class PointSet(Source):
         self.y = check_array("y", y, (self.x.shape[0],))
         super().__init__(self.x.shape[1], bias)
 
+    def __repr__(self) -> str:
+        return f"PointSet({len(self.y)} points, d={self.d}{', bias=True' if self.bias else ''})"
+
     @classmethod
     def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> Self:
         """Draw the points from a task source: features and labels of its queries."""

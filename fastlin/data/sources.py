@@ -109,6 +109,13 @@ class Source(ABC):
         with torch.device("cpu"):
             return self._tokens(place, n)
 
+    def __repr__(self) -> str:
+        # Numbers of subclasses of the user too; arrays, zeros and False say nothing in a line.
+        numbers = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "m"}
+        found = {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and value}
+        shown = [f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in found.items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def describe(self) -> dict[str, Any]:
         """The source as a dict for JSON. A digest replaces an array of more than 12,800 numbers.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from fastlin import theory
 from fastlin._files import write_texts
 from fastlin._info import info
-from fastlin._tables import align, csv_text, number
+from fastlin._tables import UNLIMITED, Columns, csv_text, number, wrapped
 from fastlin._tables import as_json as as_json
 from fastlin._threads import one_thread
 from fastlin.data.sources import TaskMixture
@@ -22,6 +22,10 @@ from fastlin.training.regimes import CLOSED_FORMS, ClosedForm
 # From the highest loss to the lowest: no curve is above the one before it.
 _ORDER = ("plain", "fine_tuned", "joint", "shared_shift", "decoupled", "scaled_heads", "heads_lower_bound")
 CURVES = {name: CLOSED_FORMS[name] for name in _ORDER}
+# The columns that a narrow terminal drops first: those of no regime, then those of plain predictors.
+_DROPS = ("heads_lower_bound", "scaled_heads", "shared_shift", "fine_tuned", "plain")
+# Width of text below a table.
+_TEXT = 80
 # Enough points for a smooth line.
 _LINE_POINTS = 150
 
@@ -103,37 +107,53 @@ def as_csv(record: dict[str, Any]) -> str:
     return csv_text(["n", *CURVES, *(f"{key}_normalised" for key in CURVES), "noted"], rows)
 
 
-def as_table(record: dict[str, Any]) -> str:
-    """Two text tables, of the losses and of the losses / E[y²], with notes."""
-    lines = [record["name"] + (f": {record['description']}" if record["description"] else "")]
-    lines += _block(record, "losses", "population risk")
-    lines += _block(record, "normalised", f"population risk / E[y²], where E[y²] = {record['normaliser']:.10g}")
+def as_table(record: dict[str, Any], width: int = UNLIMITED) -> str:
+    """Two text tables, of the losses and of the losses / E[y²], with notes and a legend."""
+    columns = _columns(record)
+    lines = [wrapped(record["name"] + (f": {record['description']}" if record["description"] else ""), width)]
+    lines += _block(record, columns, "losses", "population risk", width)
+    lines += _block(record, columns, "normalised", "population risk / E[y²]", width)
+    room = min(width, _TEXT)
     shared: dict[tuple[str, str], list[str]] = {}
     for note in record["notes"]:
         where = ", ".join(map(str, note["n"]))
         shared.setdefault((where, note["text"]), []).append(record["labels"][note["curve"]])
     for (where, text), labels in shared.items():
-        lines += ["", textwrap.fill(f"* {', '.join(labels)} at n = {where}: {text}", 80, subsequent_indent="  ")]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+        lines += ["", wrapped(f"* {', '.join(labels)} at n = {where}: {text}", room, "  ")]
+    shown = {key: curve for key, curve in CURVES.items() if curve.label in columns.kept(width)}
+    meanings = {
+        "n": "examples in the context",
+        "E[y²]": f"{record['normaliser']:.10g}, the risk of the prediction zero",
+    }
+    meanings |= {curve.label: curve.meaning for curve in shown.values()}
+    lines += ["", *(wrapped(f"{label:14}{meaning}", room, " " * 14) for label, meaning in meanings.items())]
+    renamed = [f"{curve.label} is {key}" for key, curve in shown.items() if curve.label.replace(" ", "_") != key]
+    lines.append(wrapped(f"In fl.theory, CSV and JSON: {', '.join(renamed)}.", room))
+    return "\n".join(line.rstrip() for line in lines) + "\n" + columns.left_out(width)
 
 
-def _block(record: dict[str, Any], kind: str, title: str) -> list[str]:
-    """Lines of one table: seven columns of 11 characters fit a terminal of 80."""
+def _columns(record: dict[str, Any]) -> Columns:
+    """Seven columns of 11 characters fit a terminal of 80."""
+    labels = [curve.label for curve in CURVES.values()]
+    drops = [CURVES[key].label for key in _DROPS]
+    return Columns({"n": max(len(str(record["n"][-1])), 2) + 1, **dict.fromkeys(labels, 11)}, drops)
+
+
+def _block(record: dict[str, Any], columns: Columns, kind: str, title: str, width: int) -> list[str]:
     values = [value for key in CURVES for value in record[kind][key] if value is not None]
     largest = max(values, default=0.0)
     # A fixed number of decimals aligns the points, unless the smallest value would lose digits.
     aligned = 1e-3 < largest < 1e6 and 1e-3 * largest < min(values)
     form = f".{5 - math.floor(math.log10(largest))}f" if aligned else "#.5g"
-    widths = [max(len(str(record["n"][-1])), 2) + 1] + [11] * len(CURVES)
-    words = [label.split(" ") for label in record["labels"].values()]
+    words = [re.split(r" |(?=\+)", curve.label) for curve in CURVES.values()]
     lines = [
-        align(["", *(f"{word[0] if len(word) > 1 else ''} " for word in words)], widths),
-        align(["n ", *(f"{word[-1]} " for word in words)], widths),
+        columns.line(["", *(f"{word[0] if len(word) > 1 else ''} " for word in words)], width),
+        columns.line(["n ", *(f"{word[-1]} " for word in words)], width),
     ]
     for i, n in enumerate(record["n"]):
         noted = {note["curve"] for note in record["notes"] if n in note["n"]}
         cells = [f"{number(record[kind][key][i], form)}{'*' if key in noted else ' '}" for key in CURVES]
-        lines.append(align([f"{n} ", *cells], widths))
+        lines.append(columns.line([f"{n} ", *cells], width))
     return ["", title, *lines]
 
 

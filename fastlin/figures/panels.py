@@ -142,7 +142,7 @@ class Cell(FigureCell):
             "theory": optimum,
             "theory_normalised": None if optimum is None else optimum / unit,
             "excess_percent": None if self.layers > 1 else excess_percent(best, optimum),
-            **{name: summary[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "max", "mean")},
+            **{name: summary[name] for name in ("min", "q25", "median", "q75", "max", "mean")},
             **{name: summary[name] for name in ("best_trial", "trials", "diverged", "tail", "typical", "typical_max")},
             "heavy_tail": summary["tail"] is not None and summary["tail"] > LARGEST_SHARE,
         }

@@ -17,13 +17,15 @@ _ASSUMPTION = "Assumption 1 (the reduced model) is a restriction when the means 
 _RESTRICTED = f"{_ASSUMPTION}."
 _SHIFTED = f"{_ASSUMPTION} (shared shift: a shared head that subtracts the mean of the means)."
 _NOISE = "E[y²] includes the noise."
-_NOISY_BOUND = "E[y²] includes the noise. The paper's appendix omits σ² in the decoupled risk; the line includes it."
+_NOISY_BOUND = (
+    "E[y²] includes the noise. The paper's appendix omits σ² in the risk of joint+heads; the line includes it."
+)
 _READING = "I → Σ* = diag(0.9, 0.9⁻¹, …, 0.9⁻⁹) is read as the covariance of the tasks; features stay isotropic."
 _DEPTH = (
     "L layers are L attentions with separate weights, with a residual in every layer from L = 2 on; the paper does not "
     "say. There is no closed form for L > 1: lines are those of L = 1."
 )
-_HEADS = "Proposition 1: with proportional task covariances and no noise the decoupled bound is the heads' optimum."
+_HEADS = "Proposition 1: with proportional task covariances and no noise the line joint+heads is the heads' optimum."
 _NOISY_HEADS = "Proposition 1's equality fails with noise and unequal covariances: heads can go 0.03 % below the line."
 
 _NON_ISOTROPIC = "noisy labels, non-isotropic tasks"

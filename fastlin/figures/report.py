@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from fastlin._tables import csv_text, number, table
+from fastlin._tables import UNLIMITED, Columns, csv_text, number, wrapped
+from fastlin.training.judge import below_theory
 
 # Two risks are in the wrong order when they differ by more than both of these.
 _STANDARD_ERRORS, _RELATIVE = 2.0, 0.005
-_WIDTHS = {
-    **{"regime": 12, "model": 9, "L": 3, "H": 3, "n": 4, "σ²": 5, "risk": 10, "± s.e.": 9},
-    **{"theory": 10, "excess": 10, "risk/E[y²]": 11, "median": 10, "max": 10, "trials": 8},
-}
-BELOW_THEORY = (
-    "An excess below zero is possible: the closed form is the optimum of the reduced model, and the full model has "
-    "more freedom."
+_COLUMNS = Columns(
+    {
+        **{"regime": 12, "model": 9, "L": 3, "H": 3, "n": 4, "σ²": 5, "risk": 10, "± s.e.": 9},
+        **{"theory": 10, "excess": 11, "risk/E[y²]": 11, "median": 10, "max": 10, "trials": 8},
+    },
+    drops=("max", "median", "risk/E[y²]", "± s.e.", "trials", "theory"),
 )
+
+
+def own_table(
+    widths: Mapping[str, int], rows: Iterable[Iterable[str]], drops: Sequence[str] = (), notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The `table` of a record that is not a panel: `_tables.Columns`, rows, and notes below."""
+    return {"widths": dict(widths), "drops": list(drops), "rows": [list(row) for row in rows], "notes": list(notes)}
 
 
 def as_csv(record: Mapping[str, Any]) -> str:
@@ -30,8 +37,15 @@ def done(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [cell["row"] for cell in record["cells"] if cell["row"] is not None]
 
 
-def as_table(record: Mapping[str, Any]) -> str:
-    return table(_WIDTHS, map(_texts, done(record)), [*_WIDTHS.values()])
+def as_table(record: Mapping[str, Any], width: int = UNLIMITED) -> str:
+    """The table of a figure that has its own, else that of a panel, with notes below."""
+    own = record.get("table")
+    if own is not None:
+        table, notes = Columns(own["widths"], own["drops"]).text(own["rows"], width), own["notes"]
+    else:
+        table = _COLUMNS.text(map(_texts, done(record)), width)
+        notes = below_theory(row["excess_percent"] for row in done(record))
+    return table + "".join(f"{wrapped(note, width)}\n" for note in notes)
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:
@@ -79,14 +93,11 @@ def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> l
 
 def _accuracy(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The range of the excess over theory, for each kind of model."""
-    lowest = 0.0
     for model in dict.fromkeys(row["model"] for row in rows):
         excess = [row["excess_percent"] for row in rows if row["model"] == model and row["excess_percent"] is not None]
         if excess:
             yield f"Excess over theory, {model} model: {min(excess):+.2f} % to {max(excess):+.2f} %."
-            lowest = min(lowest, *excess)
-    if round(lowest, 3) < 0:
-        yield BELOW_THEORY
+    yield from below_theory(row["excess_percent"] for row in rows)
 
 
 def violations(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> list[str]:

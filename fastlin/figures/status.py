@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlin._tables import table
+from fastlin._tables import UNLIMITED, Columns, terminal_width, wrapped
 from fastlin.figures.panel_files import ENDED, outcome_of, panels_of
+from fastlin.training.judge import BELOW_THEORY, below_theory
+from fastlin.training.progress import clock
 from fastlin.training.record import RECORDS
 
 STATES = ("done", "started", "failed", "waiting")
+_COLUMNS = Columns({"panel": -10, **dict.fromkeys(STATES, 9)}, drops=("waiting", "started"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def seconds_left(statuses: Sequence[CellStatus]) -> float | None:
     return total / max(sum(cell.state == "started" for cell in statuses), 1)
 
 
-def as_text(folder: Path) -> str:
+def as_text(folder: Path, width: int = UNLIMITED) -> str:
     """How many cells of each panel are in each state, the started and failed cells, and the time left."""
     statuses = cells(folder)
     counts = Counter((cell.panel, cell.state) for cell in statuses)
@@ -99,20 +102,14 @@ def as_text(folder: Path) -> str:
         time_left = clock(left) if left else "not known yet"
         lines.append(f"{ended} of {len(statuses)} cells have ended; time left: {time_left}")
         lines.append("if no command is training them, rerun `fastlin reproduce` to resume")
-    return table(["panel", *STATES], rows, [-10] + [9] * len(STATES)) + "\n".join(lines) + "\n"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return _COLUMNS.text(rows, width) + "".join(f"{wrapped(line, width, '  ')}\n" for line in lines)
 
 
 class Line(AbstractContextManager["Line"]):
     """A live progress line on a terminal; elsewhere one line of text for each cell that has ended."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._shown = folder, 0.0
+        self._folder, self._shown, self._explained = folder, 0.0, False
         self._bar: Any = None
         if sys.stderr.isatty():
             from tqdm import tqdm
@@ -126,10 +123,14 @@ class Line(AbstractContextManager["Line"]):
         self._shown = time.monotonic()
         statuses = cells(self._folder)
         ended = sum(cell.state in ENDED for cell in statuses)
-        running = ", ".join(f"{cell.key} {100 * cell.progress:.0f} %" for cell in statuses if cell.state == "started")
         left = seconds_left(statuses)
-        text = f"{ended}/{len(statuses)} cells [{clock(left) if left is not None else '?'} left] {running}"
-        self._bar.set_description_str(text)
+        running = [f"{cell.key} {100 * cell.progress:.0f} %" for cell in statuses if cell.state == "started"]
+        counts = (
+            f"{ended}/{len(statuses)} cells, {'?' if left is None else clock(left)} left, {len(running)} in training"
+        )
+        parts = list(dict.fromkeys([counts, *running]))
+        shown = Columns({part: len(part) + 2 for part in parts}, parts[:0:-1]).kept(terminal_width(2))
+        self._bar.set_description_str(", ".join(shown))
 
     def ended(self, record: Mapping[str, Any], cell: Mapping[str, Any]) -> None:
         cells_ended = sum(entry["state"] in ENDED for entry in record["cells"])
@@ -141,6 +142,9 @@ class Line(AbstractContextManager["Line"]):
             text += f"risk {row['risk']:.5g}" if row["risk"] is not None else "every trial diverged"
             text += "" if row["excess_percent"] is None else f" (excess {row['excess_percent']:+.2f} %)"
             text += f", {cell['seconds']:.1f} s"
+            if not self._explained and below_theory([row["excess_percent"]]):
+                text += f"\n{wrapped(BELOW_THEORY, terminal_width(2))}"
+                self._explained = True
         if self._bar is None:
             print(text, file=sys.stderr, flush=True)
         else:

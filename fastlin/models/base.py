@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
+from fastlin._tables import wrapped
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
 from fastlin.ops.sampled import GradientsOfStep, Sequences, TaskSource, sampled_gradients
@@ -173,6 +174,13 @@ class Model(nn.Module, ABC):
             self.register_buffer(f"{name}_unit", getattr(units, name).to(dtype=dtype, device=device))
         for name, size in self._sizes().items():
             self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=dtype, device=device)))
+
+    def __repr__(self) -> str:
+        known = {name: (getattr(self.shape, name), field.default) for name, field in Shape.__dataclass_fields__.items()}
+        sizes = ", ".join(f"{name}={value}" for name, (value, default) in known.items() if value != default)
+        place = f"{str(self.p.dtype).removeprefix('torch.')} on {self.p.device}"
+        count = sum(raw.numel() for raw in self.parameters())
+        return wrapped(f"{type(self).__name__}({sizes}): {count} parameters, {place}", 80, "  ")
 
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastlin._tables import html
+
 
 class Attention(NamedTuple):
     """Parameters of the one-layer ops, for scale 1.
@@ -111,6 +113,18 @@ class Optimum:
 
     def __float__(self) -> float:
         return self.loss
+
+    def __repr__(self) -> str:
+        return f"Optimum({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html("Optimum", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """The loss, and shapes of the parameters."""
+        forms = {"W": self.W, "prompts": self.prompts, "heads": self.heads}
+        shapes = {name: "None" if form is None else str(tuple(form.shape)) for name, form in forms.items()}
+        return {"loss": f"{self.loss:.6g}", **shapes}
 
     def attention(self) -> Attention:
         """The predictor as parameters of the ops: W becomes [[W, 0], [0, 0]], m = d + 1.

@@ -30,12 +30,16 @@ PALETTE = {
 
 
 class ClosedForm(NamedTuple):
-    """A closed form of `fastlin.theory`, and how tables and pictures show it."""
+    """A closed form of `fastlin.theory`, and how tables and pictures show it.
+
+    The label is the name of the regime, where the closed form is the optimum of one.
+    """
 
     optimum: Callable[[TaskMixture, int], theory.Optimum | theory.Bound]
     label: str
     colour: str
     marker: str
+    meaning: str  # what is optimised, for the legend of a table
     dashes: tuple[float, ...] | None = None  # lengths of dashes and gaps in line widths; None draws a solid line
 
     @property
@@ -160,10 +164,27 @@ _PLAIN = Phase(("attention", "heads"), prompts=False)
 _PROMPTS = Phase(("prompts",), prompts=True)
 _ALL = Phase(("attention", "heads", "prompts"), prompts=True)
 
-_FINE_TUNED = ClosedForm(theory.fine_tuned, "fine-tuned", PALETTE["orange"], "s", dashes=(5, 1.5))
-_ONE_PROMPT = ClosedForm(theory.one_prompt, "one prompt", PALETTE["purple"], "<", dashes=(8, 1.5, 2, 1.5))
-_JOINT = ClosedForm(theory.joint, "joint", PALETTE["vermilion"], "^", dashes=(4, 1.2, 1, 1.2))
-_DECOUPLED = ClosedForm(theory.decoupled, "decoupled", PALETTE["green"], "D", dashes=(2.2, 1))
+_PLAIN_FORM = ClosedForm(theory.plain, "plain", PALETTE["blue"], "o", "W, without prompts")
+_FINE_TUNED = ClosedForm(
+    theory.fine_tuned, "fine-tune", PALETTE["orange"], "s", "a prompt for each task, with the W of plain", (5, 1.5)
+)
+_ONE_PROMPT = ClosedForm(
+    theory.one_prompt, "one-prompt", PALETTE["purple"], "<", "W and one prompt for all tasks", (8, 1.5, 2, 1.5)
+)
+_JOINT = ClosedForm(theory.joint, "joint", PALETTE["vermilion"], "^", "W and a prompt for each task", (4, 1.2, 1, 1.2))
+_DECOUPLED = ClosedForm(
+    theory.decoupled, "joint+heads", PALETTE["green"], "D", "W, a prompt and a head for each task", (2.2, 1)
+)
+_SHIFT = ClosedForm(
+    theory.shared_shift, "shared shift", PALETTE["sky"], "v", "joint, and one head for all tasks", (1, 1)
+)
+_SCALED = ClosedForm(
+    *(theory.scaled_heads, "scaled heads", PALETTE["black"], "P", "joint+heads, and a scale of each head"),
+    (6, 1, 1, 1, 1, 1),
+)
+_BOUND = ClosedForm(
+    theory.heads_lower_bound, "lower bound", PALETTE["grey"], "X", "below any prompts and heads", (1, 2)
+)
 
 STUDIES = ("prompts", "forgetting")
 _ZERO_SHOT, _FEW_SHOT = Term(0, source="target"), Term(None, (1.0, 0.0), "target")
@@ -173,7 +194,7 @@ _TUNED = {"all": ("attention", "heads"), "q": ("q",), "k": ("k",), "v": ("v",)}
 REGIMES = {
     row.name: row
     for row in (
-        Regime("plain", (_PLAIN,), closed_form=ClosedForm(theory.plain, "plain", PALETTE["blue"], "o")),
+        Regime("plain", (_PLAIN,), closed_form=_PLAIN_FORM),
         Regime("fine-tune", (_PLAIN, _PROMPTS), closed_form=_FINE_TUNED),
         Regime("one-prompt", (_ALL,), task_prompts=False, closed_form=_ONE_PROMPT),
         Regime("joint", (_ALL,), closed_form=_JOINT),
@@ -198,9 +219,7 @@ CLOSED_FORMS = {
     form.name: form
     for form in (
         *(row.closed_form for row in REGIMES.values() if row.closed_form is not None),
-        ClosedForm(theory.shared_shift, "shared shift", PALETTE["sky"], "v", dashes=(1, 1)),
-        ClosedForm(theory.scaled_heads, "scaled heads", PALETTE["black"], "P", dashes=(6, 1, 1, 1, 1, 1)),
-        ClosedForm(theory.heads_lower_bound, "lower bound", PALETTE["grey"], "X", dashes=(1, 2)),
+        *(_SHIFT, _SCALED, _BOUND),
     )
 }
 

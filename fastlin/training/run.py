@@ -13,12 +13,13 @@ from torch import Tensor
 from fastlin import models
 from fastlin._checks import choice, real
 from fastlin._files import FileError
+from fastlin._tables import html, wrapped
 from fastlin.models import Model
 from fastlin.ops.sampled import TaskSource
 from fastlin.training import outcome, record
 from fastlin.training.callbacks import Callback
 from fastlin.training.config import RunConfig
-from fastlin.training.judge import Judge, Theory, excess
+from fastlin.training.judge import Judge, Theory, below_theory, excess, excess_percent
 from fastlin.training.loop import Loop
 from fastlin.training.opening import State, opened
 from fastlin.training.record import MODEL, Folder, Position, Result
@@ -103,6 +104,47 @@ class Run:
         """Trials of one of the regimes that were trained side by side, in the order of their seeds."""
         names = [row["name"] for row in self.config["regime"]["variants"]] or [self.config["regime"]["name"]]
         return slice(names.index(choice("regime", regime, names)), None, len(names))
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        sizes = f"Run: {facts['regime']}, {facts['model']}, n = {facts['n']}, {facts['training']}"
+        figures = [f"{name} {facts[name]}" for name in list(facts)[4:]]
+        return "\n".join(wrapped(line, 80, "  ") for line in [sizes, "  " + ", ".join(figures), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return html("Run", self._facts()) + "".join(f"<p>{note}</p>" for note in self._notes())
+
+    def _facts(self) -> dict[str, str]:
+        """What was trained, and the figures of the best trial."""
+        config, trials, best = self.config, len(self.risk), self.best
+        several = [
+            f"{config[name]} {name.replace('_', ' ')}" for name in ("layers", "attention_heads") if config[name] > 1
+        ]
+        facts = {
+            "regime": config["regime"]["name"],
+            "model": ", ".join([f"{config['model']} model", *several]),
+            "n": str(config["n"]),
+            "training": f"{trials} trial{'s' * (trials > 1)} × {config['steps']} steps × batch {config['batch']}",
+        }
+        if len(self.diverged) == trials:
+            facts["risk"] = "none, every trial diverged"
+        else:
+            error = f" ± {float(self.risk_error[best]):.2g}" if self.risk_error[best] > 0 else ""
+            facts["best risk"] = f"{float(self.risk[best]):.6g}{error} of trial {best}"
+        if self.theory is not None:
+            facts["optimum"] = f"{float(self.theory):.6g}"
+        if self._percent is not None:
+            facts["excess"] = f"{self._percent:+.3f} %"
+        if self.diverged and "best risk" in facts:
+            facts["diverged"] = str(len(self.diverged))
+        return facts | ({} if self.folder is None else {"folder": str(self.folder)})
+
+    @property
+    def _percent(self) -> float | None:
+        return excess_percent(float(self.risk[self.best]), None if self.theory is None else float(self.theory))
+
+    def _notes(self) -> list[str]:
+        return below_theory([self._percent])
 
     @property
     def excess(self) -> Tensor | None:

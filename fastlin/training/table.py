@@ -16,7 +16,7 @@ from torch import Tensor
 from fastlin import theory
 from fastlin._checks import choice
 from fastlin._files import FileError, read_json, write_text
-from fastlin._tables import align, number
+from fastlin._tables import Columns, number, terminal_width
 from fastlin.settings import Config
 from fastlin.training import callbacks
 from fastlin.training.judge import excess_percent
@@ -24,9 +24,12 @@ from fastlin.training.regimes import REGIMES
 from fastlin.training.run import Run, train
 
 SUMMARY = "summary.json"
-_QUANTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
-_COLUMNS = ("regime", "n", "theory", "best", "excess", "min", "quartile", "median", "quartile", "mean", "trials")
-_WIDTHS = (12, 6, *[10] * (len(_COLUMNS) - 2))
+_QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+_RISKS = ("theory", "best", "excess", "min", "q25", "median", "q75", "mean", "trials")
+COLUMNS = Columns(
+    {"regime": 12, "n": 6, **dict.fromkeys(_RISKS, 10), "excess": 11},
+    drops=("min", "q25", "q75", "mean", "median", "trials", "theory"),
+)
 
 
 def regimes(text: str) -> list[str]:
@@ -118,13 +121,13 @@ def summary(run: Run) -> dict[str, Any]:
 
 def heading() -> str:
     """The first line of the table of cells."""
-    return align(_COLUMNS, _WIDTHS)
+    return COLUMNS.line(COLUMNS.widths, terminal_width())
 
 
 def line(row: dict[str, Any]) -> str:
     """A cell in the table: risks, excess of the best trial, and trials that did not diverge."""
-    numbers = [row[name] for name in ("min", "lower_quartile", "median", "upper_quartile", "mean")]
-    excess = "-" if row["excess_percent"] is None else f"{row['excess_percent']:.3f} %"
+    numbers = [row[name] for name in ("min", "q25", "median", "q75", "mean")]
+    excess = "-" if row["excess_percent"] is None else f"{row['excess_percent']:+.3f} %"
     trials = f"{row['trials'] - row['diverged']}/{row['trials']}"
     texts = [row["regime"], row["n"], number(row["theory"]), number(row["best"]), excess, *map(number, numbers), trials]
-    return align(texts, _WIDTHS)
+    return COLUMNS.line(texts, terminal_width())

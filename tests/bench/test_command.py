@@ -88,6 +88,11 @@ def test_the_default_run_has_every_op_every_axis_and_the_paper(record):
     assert [row.position(2) for row in full if row.axis == "threads"] == [1, 2]
     text = table.as_text(record)
     assert all(len(line) <= 80 for line in text.splitlines())
+    narrow = table.as_text(record, 60).splitlines()
+    assert max(map(len, narrow)) <= 60
+    assert "                     median    ± times  GB/s  FMA  read" in narrow
+    assert "                        cell    figure   times" in narrow
+    assert "not shown in 60 columns: GFLOP/s, first, memory" in narrow
     for line in (
         "curve-n: context length n: prompt_loss B=64 m=11",
         "training: training at the paper's scale: a cell",

@@ -14,6 +14,7 @@ from fastlin import theory
 from fastlin.data.sources import TaskMixture
 from fastlin.figures import curves
 from fastlin.settings import Config, load
+from fastlin.training.regimes import REGIMES
 
 KEYS = ["plain", "fine_tuned", "joint", "shared_shift", "decoupled", "scaled_heads", "heads_lower_bound"]
 SINGULAR = {"means": [[1.0, 1.0], [-1.0, 0.5]], "weights": [0.5, 0.5], "noise_std": 0.5}
@@ -166,31 +167,72 @@ def test_table_of_a_figure():
         "Figure 2(c): equal covariances, means that average to zero\n"
         "\n"
         "population risk\n"
-        "                                        shared                scaled      lower\n"
-        " n      plain fine-tuned      joint      shift  decoupled      heads      bound\n"
+        "                                        shared      joint     scaled      lower\n"
+        " n      plain  fine-tune      joint      shift     +heads      heads      bound\n"
         " 1    22.8444    13.3079     9.6887     9.6887     9.1667     9.1667     9.1667\n"
         "10    10.6633     9.9303     7.5743     7.5743     5.2381     5.2381     5.2381\n"
         "\n"
-        "population risk / E[y²], where E[y²] = 28.9\n"
-        "                                        shared                scaled      lower\n"
-        " n      plain fine-tuned      joint      shift  decoupled      heads      bound\n"
+        "population risk / E[y²]\n"
+        "                                        shared      joint     scaled      lower\n"
+        " n      plain  fine-tune      joint      shift     +heads      heads      bound\n"
         " 1   0.790464   0.460482   0.335248   0.335248   0.317186   0.317186   0.317186\n"
         "10   0.368973   0.343610   0.262086   0.262086   0.181249   0.181249   0.181249\n"
+        "\n"
+        "n             examples in the context\n"
+        "E[y²]         28.9, the risk of the prediction zero\n"
+        "plain         W, without prompts\n"
+        "fine-tune     a prompt for each task, with the W of plain\n"
+        "joint         W and a prompt for each task\n"
+        "shared shift  joint, and one head for all tasks\n"
+        "joint+heads   W, a prompt and a head for each task\n"
+        "scaled heads  joint+heads, and a scale of each head\n"
+        "lower bound   below any prompts and heads\n"
+        "In fl.theory, CSV and JSON: fine-tune is fine_tuned, joint+heads is decoupled,\n"
+        "lower bound is heads_lower_bound.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [
+        (80, ["plain", "fine-tune", "joint", "shared shift", "joint+heads", "scaled heads", "lower bound"]),
+        (79, ["plain", "fine-tune", "joint", "shared shift", "joint+heads", "scaled heads"]),
+        (60, ["plain", "fine-tune", "joint", "shared shift", "joint+heads"]),
+        (40, ["plain", "joint", "joint+heads"]),
+    ],
+)
+def test_table_in_a_narrow_terminal(width, left):
+    """Columns are left out in a stated order; the legend has those that are there, and regimes by their names."""
+    record = curves.compute(settings(mixture(0.0), [1, 10], name="own"), line=False)
+    lines = curves.as_table(record, width).splitlines()
+    assert max(map(len, lines)) <= width
+    legend = lines[lines.index("n             examples in the context") :]
+    every = [curve.label for curve in curves.CURVES.values()]
+    assert [label for label in every if any(line.startswith(f"{label:14}") for line in legend)] == left
+    assert len(lines[4].split()) == len(left) + 1
+    missing = [label for label in every if label not in left]
+    assert (
+        " ".join(" ".join(lines).split()).endswith(", ".join(missing)) if missing else "not shown" not in "".join(lines)
+    )
+
+
+def test_labels_of_regimes_are_their_names():
+    for row in REGIMES.values():
+        assert row.closed_form is None or row.closed_form.label == row.name
 
 
 def test_table_keeps_digits_of_small_losses_and_says_why_in_a_footnote():
     record = curves.compute(settings(mixture(0.0), [1, 10, 20], name="bare"), line=False)
     table = curves.as_table(record)
     assert table.startswith("bare\n\npopulation risk\n")
-    assert table.endswith(
-        "\n* joint, shared shift, decoupled, scaled heads at n = 1, 10, 20: not attained,\n"
+    assert (
+        "\n* joint, shared shift, joint+heads, scaled heads at n = 1, 10, 20: not attained,\n"
         "  the infimum is shown: a mean lies outside the range of the singular mean task\n"
-        "  covariance\n"
-    )
+        "  covariance\n\n"
+    ) in table
     assert max(map(len, table.splitlines())) <= 80
     long = curves.compute(load("2a").with_lengths([1, 10**6]), line=False)
-    last = curves.as_table(long).splitlines()[-1].split()
+    last = curves.as_table(long).partition("\n\nn  ")[0].splitlines()[-1].split()
     assert [float(cell) for cell in last[1:]] == pytest.approx([long["normalised"][key][1] for key in KEYS], rel=1e-4)
 
 

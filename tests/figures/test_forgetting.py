@@ -1,6 +1,7 @@
 """Figures, table 1 and claims of the paper on fine-tuning: made, stopped, drawn; claims can hold and fail."""
 
 import csv
+import re
 
 import pytest
 import torch
@@ -9,12 +10,16 @@ from support.op_cases import DOUBLE
 import fastlin as fl
 from fastlin import cli, plots
 from fastlin._files import read_json, write_json
-from fastlin.figures import names, reproduce, status, sweep
+from fastlin.figures import names, report, reproduce, status, sweep
 from fastlin.figures.forgetting import FIGURES, axes, claims, problems, regimes, table
 from fastlin.figures.reproduce import Effort, Request
 from fastlin.theory import forgetting as ff
 
 SHORT = Effort(3, 6, 64)
+
+
+def shown(record, width=200):
+    return report.as_table(record, width)
 
 
 def make(names, out, **callbacks):
@@ -103,7 +108,7 @@ def test_eight_regimes(name, tmp_path):
             assert curve["error"] == pytest.approx((own.std(1) / 3**0.5).tolist())
     assert len(record["findings"]) == 9
     for line in (*regimes.EIGHT, "θ0, 20 shots", "−θ0, 0 shots", "best", "worst"):
-        assert line in record["table"]
+        assert line in shown(record)
     assert len(rows_of(tmp_path / f"{name}.csv")) == 2 * 9 * 21
     same = [curve for curve in record["axes"][0]["curves"] if curve["label"] in ("zs:q", "zs:k")]
     assert (same[0]["y"] == same[1]["y"]) == (name != "ff5-separate")
@@ -118,7 +123,7 @@ def test_trained_points_on_theory(tmp_path):
     theta = torch.eye(5, dtype=DOUBLE)[0]
     assert pretrained["y"] == pytest.approx(ff.error(family, theta, torch.arange(21), noise_var=0.1).tolist())
     # Six steps are not enough, and the table says so.
-    assert "no" in record["table"].splitlines()[1]
+    assert "no" in shown(record).splitlines()[1]
 
 
 def test_a_figure_is_resumed_and_drawn_again(tmp_path, monkeypatch, capsys):
@@ -222,7 +227,24 @@ def test_ranks():
     found = table.ranks(corners(errors), ["a", "b", "c", "d"], "θ0", 0)
     assert found == {"a": "best", "b": "better", "c": "worst", "d": "worst"}
     nan = {**corners(errors), ("b", "θ0", 0): torch.full((5,), torch.nan, dtype=DOUBLE)}
-    assert "nan" in table.as_text(nan, ["a", "b"], 0)
+    (_, b) = table.as_table(nan, ["a", "b"], 0)["rows"]
+    assert (b[0], b[1].split()[0]) == ("b", "nan")
+
+
+def test_tables_in_a_narrow_terminal():
+    """Columns are left out in a stated order, and every line fits."""
+    corner_table = table.as_table(corners(expected_errors()), ["pretrain", *regimes.EIGHT], 20)
+    excess = table.distances([("full fine-tuning, zero-shot", torch.full((5,), 0.5, dtype=DOUBLE), 0.55, 0.5)])
+    for made, width, left in (
+        (corner_table, 110, ["regime", "θ0, 0 shots", "θ0, 20 shots", "−θ0, 0 shots", "−θ0, 20 shots"]),
+        (corner_table, 100, ["regime", "θ0, 0 shots", "θ0, 20 shots", "−θ0, 20 shots"]),
+        (corner_table, 60, ["regime", "θ0, 0 shots", "−θ0, 20 shots"]),
+        (excess, 81, ["trained", "± s.e.", "theory", "excess", "within"]),
+        (excess, 60, ["trained", "theory", "excess"]),
+    ):
+        lines = shown({"table": made}, width).splitlines()
+        assert re.split(r"  +", lines[0].strip()) == left
+        assert max(map(len, lines)) <= width
 
 
 def test_seeds_that_diverged_do_not_count():

@@ -6,6 +6,7 @@ import io
 import pytest
 
 from fastlin.figures import report
+from fastlin.training.judge import BELOW_THEORY
 
 
 def cell(regime, risk, *, n=5, error=0.0, layers=1, heads=1, model="full", place=None, **more):
@@ -78,8 +79,7 @@ def test_caption():
     assert first.startswith("3 trials × 1,500 steps × batch 4,096, preset tuned, lr = 0.01.")
     assert rest == [
         "Excess over theory, full model: -25.00 % to +5.00 %.",
-        "An excess below zero is possible: the closed form is the optimum of the reduced model, and the full model has "
-        "more freedom.",
+        BELOW_THEORY,
         "2 of 9 trials diverged.",
         "Heavy tails: a few sequences dominate the mean risk, so crossed points show medians of batches: "
         "joint full n=9 (3 ± 2.5).",
@@ -102,5 +102,30 @@ def test_tables():
     assert "+0.000 %" in lines[1]
     assert "0.25" in lines[2]
     assert "-25.000 %" in lines[2]
-    assert len({len(line) for line in lines}) == 1
+    assert len({len(line) for line in lines[:-1]}) == 1
+    assert lines[-1] == BELOW_THEORY
     assert report.as_csv(panel()) == ""
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [
+        (115, "regime model L H n σ² risk ± s.e. theory excess risk/E[y²] median max trials"),
+        (100, "regime model L H n σ² risk ± s.e. theory excess risk/E[y²] trials"),
+        (80, "regime model L H n σ² risk theory excess trials"),
+        (60, "regime model L H n σ² risk excess"),
+    ],
+)
+def test_columns_of_a_narrow_terminal(width, left):
+    record = panel(cell("joint+heads", 3.0, error=0.25, n=1000, model="separate"))
+    lines = report.as_table(record, width).splitlines()
+    assert " ".join(lines[0].split()) == left
+    assert max(map(len, lines)) <= width
+    assert "An excess below zero is possible" in " ".join(lines)
+
+
+def test_the_excess_is_explained_only_where_it_is_below_zero():
+    for excess, explained in ((-0.0004, False), (0.0, False), (None, False), (-0.0006, True)):
+        record = panel(cell("plain", 4.0, excess_percent=excess))
+        assert (BELOW_THEORY in report.as_table(record)) == explained
+        assert (BELOW_THEORY in report.caption(record, None)) == explained

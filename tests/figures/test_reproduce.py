@@ -307,8 +307,8 @@ def test_the_live_line(tmp_path, monkeypatch):
 
         run(["2c"], tmp_path, ended=ended)
     shown = terminal.getvalue()
-    assert "1/6 cells [" in shown
-    assert "5/6 cells [" in shown
+    assert "1/6 cells, " in shown
+    assert "5/6 cells, " in shown
     assert "2c 6/6 joint-full-n5: risk " in shown
 
 
@@ -377,16 +377,17 @@ def test_the_claims_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "claims", "--preset", "paper"], "claims: got --preset, --jobs, --dask or --shard"),
-        (["reproduce", "claims", "--jobs", "2"], "claims: got --preset, --jobs, --dask or --shard"),
+        (["reproduce", "claims", "--preset", "paper"], "claims: got --preset, --jobs, --dask, --shard or -n"),
+        (["reproduce", "claims", "-n", "5"], "claims: got --preset, --jobs, --dask, --shard or -n"),
+        (["reproduce", "claims", "--jobs", "2"], "claims: got --preset, --jobs, --dask, --shard or -n"),
         (["reproduce", "2e"], "figure: got '2e'"),
         (["reproduce", "clams"], "did you mean claims"),
         (["reproduce", "2a", "--scale", "huge"], "scale: got 'huge', wants one of quick, paper"),
         (["reproduce", "2a", "--preset", "tunde"], "did you mean tuned"),
         (["reproduce", "2a", "--jobs", "0"], "jobs: got 0, wants an integer >= 1"),
         (["reproduce", "2a", "--seed", "-1"], "seed: got -1"),
-        (["reproduce", "claims", "--dask", "tcp://127.0.0.1:1"], "claims: got --preset, --jobs, --dask or --shard"),
-        (["reproduce", "claims", "--shard", "0/2"], "claims: got --preset, --jobs, --dask or --shard"),
+        (["reproduce", "claims", "--dask", "tcp://127.0.0.1:1"], "claims: got --preset, --jobs, --dask, --shard or -n"),
+        (["reproduce", "claims", "--shard", "0/2"], "claims: got --preset, --jobs, --dask, --shard or -n"),
         (["status", "nowhere"], "nowhere: no such folder"),
         (["plot", "."], "holds no panel"),
     ],

@@ -8,7 +8,7 @@ from fastlin import plots, settings
 from fastlin.figures import curves
 from fastlin.plots.style import look
 
-ALL_EQUAL = "plain = fine-tuned = joint = shared shift\n= decoupled = scaled heads = lower bound"
+ALL_EQUAL = "plain = fine-tune = joint = shared shift =\njoint+heads = scaled heads = lower bound"
 SINGULAR = """
 name = "costs $5^$"
 dimension = 2
@@ -35,12 +35,12 @@ def test_lines_pass_through_every_length_and_marks_are_at_those_asked_for():
     drawn = lines(figure)
     assert list(drawn) == [
         "plain",
-        "fine-tuned",
+        "fine-tune",
         "joint",
         "shared shift",
-        "decoupled = scaled heads = lower bound",
+        "joint+heads = scaled heads = lower bound",
     ]
-    for label, key in (("plain", "plain"), ("fine-tuned", "fine_tuned"), ("joint", "joint")):
+    for label, key in (("plain", "plain"), ("fine-tune", "fine_tuned"), ("joint", "joint")):
         x, y = drawn[label].get_data()
         assert list(x) == list(range(1, 51))
         assert list(y * given["normaliser"]) == pytest.approx(given["line"]["losses"][key])
@@ -68,15 +68,15 @@ def test_axes_are_labelled_and_show_both_units():
     ("source", "labels"),
     [
         ("2b", [ALL_EQUAL]),
-        ("2c", ["plain", "fine-tuned", "joint = shared shift", "decoupled = scaled heads = lower bound"]),
+        ("2c", ["plain", "fine-tune", "joint = shared shift", "joint+heads = scaled heads = lower bound"]),
         (
             "A2d",
             [
                 "plain",
-                "fine-tuned",
+                "fine-tune",
                 "joint",
                 "shared shift",
-                "decoupled ≈ scaled heads ≈ lower bound\n(to\u00a00.035\u00a0%)",
+                "joint+heads ≈ scaled heads ≈ lower bound\n(to\u00a00.035\u00a0%)",
             ],
         ),
     ],
@@ -112,7 +112,7 @@ def test_a_missing_value_is_a_gap():
     given = record("2a", [1, 5])
     given["line"]["losses"]["scaled_heads"][2] = None
     drawn = lines(plots.theory_figure(given))
-    assert {"decoupled", "scaled heads", "lower bound"} <= set(drawn)
+    assert {"joint+heads", "scaled heads", "lower bound"} <= set(drawn)
     y = drawn["scaled heads"].get_ydata()
     assert [value != value for value in y] == [False, False, True, False, False]
 

@@ -1,4 +1,4 @@
-"""A newcomer's first hour, with public names alone: an op, an own model, a config, a sweep, a figure, a run, a callback.
+"""A newcomer's first hour, with public names alone: op, own model, config, sweep, figure, run, callback.
 
 `python first_hour.py` works in the current folder, and prints the files that it leaves.
 """
@@ -71,7 +71,9 @@ context_lengths = [4, 8]
 
 def fastlin(*words):
     """What the command prints."""
-    return subprocess.run([sys.executable, "-m", "fastlin", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "fastlin", *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 assert "joint" in fastlin("theory", "mine.toml")

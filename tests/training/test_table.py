@@ -68,8 +68,8 @@ def test_one_cell(capsys):
     assert cell["mean"] == pytest.approx(float(run.risk.mean()))
     assert cell["median"] == pytest.approx(float(run.risk.mean()))
     low, high = run.risk.sort().values.tolist()
-    assert cell["lower_quartile"] == pytest.approx(low + 0.25 * (high - low))
-    assert cell["upper_quartile"] == pytest.approx(low + 0.75 * (high - low))
+    assert cell["q25"] == pytest.approx(low + 0.25 * (high - low))
+    assert cell["q75"] == pytest.approx(low + 0.75 * (high - low))
     assert cell["theory"] == theory.joint(mix, 5).loss
     assert cell["excess_percent"] == pytest.approx(100 * float(run.excess[run.best]))
     assert cell["best_error"] == 0.0
@@ -81,7 +81,7 @@ def test_one_cell(capsys):
         "5",
         f"{cell['theory']:.5g}",
         f"{cell['best']:.5g}",
-        f"{cell['excess_percent']:.3f}",
+        f"{cell['excess_percent']:+.3f}",
     ]
     assert lines[1].split()[-1] == "2/2"
     assert sorted(lines[2:]) == [f"run/{name}" for name in PICTURES]
@@ -345,10 +345,10 @@ def test_regimes_by_list():
 def test_columns_are_under_their_names():
     row = {
         **{"regime": "joint+heads", "n": 1000, "theory": 1.23456789, "best": 1.3, "excess_percent": 5.3},
-        **{"min": 1.3, "lower_quartile": 1.4, "median": 1.5, "upper_quartile": 1.6, "mean": None, "trials": 50},
+        **{"min": 1.3, "q25": 1.4, "median": 1.5, "q75": 1.6, "mean": None, "trials": 50},
         "diverged": 1,
     }
     assert len(table.line(row)) == len(table.heading())
     assert table.line(row).split() == [
-        *("joint+heads", "1000", "1.2346", "1.3", "5.300", "%", "1.3", "1.4", "1.5", "1.6", "-", "49/50")
+        *("joint+heads", "1000", "1.2346", "1.3", "+5.300", "%", "1.3", "1.4", "1.5", "1.6", "-", "49/50")
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fastlin._tables import csv_text
+from fastlin.figures import report
 from fastlin.figures.figure import Closing, Figure
 from fastlin.training.outcome import finite_or_none
 
@@ -87,10 +88,10 @@ class AxesFigure(Figure):
         return {"axes": [], "remarks": list(self.remarks)}
 
     def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
-        axes, caption, text = self.result(record, folder)
-        record["axes"], record["table"] = [asdict(one) for one in axes], text
-        return Closing(caption, as_csv(self.name, axes), text)
+        axes, caption, table = self.result(record, folder)
+        record["axes"], record["table"] = [asdict(one) for one in axes], table
+        return Closing(caption, as_csv(self.name, axes), report.as_table(record))
 
     @abstractmethod
-    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
-        """Axes, caption and table of a record whose cells have ended."""
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], dict[str, Any]]:
+        """Axes, caption and `report.own_table` of a record whose cells have ended."""

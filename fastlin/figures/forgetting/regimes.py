@@ -135,7 +135,7 @@ def mean(errors: Tensor) -> tuple[Tensor, Tensor]:
 class EightRegimes(TrainedFigure):
     """Figure 5: errors on the tuned task and on its opposite, and table 1."""
 
-    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], dict[str, Any]]:
         trained = self.trained(record, folder)
         shots, axes, corners = range(self.setting.shots + 1), [], {}
         order = [PRETRAIN, *self.regimes]
@@ -147,11 +147,11 @@ class EightRegimes(TrainedFigure):
             for regime, own in errors.items():
                 corners[regime, name, 0], corners[regime, name, shots[-1]] = own[0], own[-1]
         findings = table.findings(corners, self.setting.shots) if len(trained) == 2 else []
-        text = table.as_text(corners, order, self.setting.shots) if trained else ""
+        corner_table = table.as_table(corners, order if trained else [], self.setting.shots)
         record["findings"] = findings
         verdicts = [f"{'Holds' if entry['holds'] else 'Does not hold'}: {entry['text']}" for entry in findings]
-        text += "".join(f"{sentence}\n" for sentence in verdicts)
-        return axes, [self.protocol(record), *self.remarks, *verdicts], text
+        corner_table["notes"] += verdicts
+        return axes, [self.protocol(record), *self.remarks, *verdicts], corner_table
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class OnTheory(TrainedFigure):
         "An excess below zero is possible at 20 shots: training does not minimise that error.",
     )
 
-    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], dict[str, Any]]:
         trained, setting = self.trained(record, folder), self.setting
         task, shots, last = setting.task, range(setting.shots + 1), setting.shots
         errors = self.errors(trained, task, shots)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin import _tables as tables
+from fastlin.figures.report import own_table
 from fastlin.training.judge import excess
 
 # A difference is significant at this many standard errors from zero: with five seeds p = 0.04, two-sided.
@@ -45,8 +45,8 @@ def ranks(corners: Corners, regimes: Sequence[str], task: str, shots: int) -> di
     return words
 
 
-def as_text(corners: Corners, regimes: Sequence[str], shots: int) -> str:
-    """The table as text; in distribution is the tuned task θ0, out of distribution −θ0."""
+def as_table(corners: Corners, regimes: Sequence[str], shots: int) -> dict[str, Any]:
+    """The table; in distribution is the tuned task θ0, out of distribution −θ0."""
     columns = [(task, n) for task in _TASKS for n in (0, shots)]
     tuned = [regime for regime in regimes if regime != "pretrain"]
     words = {column: ranks(corners, tuned, *column) for column in columns}
@@ -58,13 +58,15 @@ def as_text(corners: Corners, regimes: Sequence[str], shots: int) -> str:
         errors = errors[torch.isfinite(errors)]
         return f"{float(errors.mean()):.5g} ± {_standard_error(errors):.1e} {words[task, n].get(regime, ''):6}"
 
-    heading = ["regime", *(f"{task}, {n} shots" for task, n in columns)]
+    headings = [f"{task}, {n} shots" for task, n in columns]
     rows = [[regime, *(cell(regime, *column) for column in columns)] for regime in regimes]
     note = (
         f"best: no regime is surely below; worst: none is surely above; surely: by {_SIGNIFICANT:g} standard errors of "
-        "the logarithms' difference over seeds.\n"
+        "the logarithms' difference over seeds."
     )
-    return tables.table(heading, rows, [12] + [30] * len(columns)) + note
+    # The paper's findings are about the tuned task at zero shots, and about what other tasks lose with shots.
+    drops = [headings[i] for i in (2, 1)]
+    return own_table({"regime": 10, **dict.fromkeys(headings, 25)}, rows, drops, [note])
 
 
 def findings(corners: Corners, shots: int) -> list[dict[str, Any]]:
@@ -118,13 +120,14 @@ def _auxiliary(corners: Corners, part: str, task: str, shots: int) -> dict[str, 
     return {"text": text, "holds": _positive((-gap if helps else gap, error))}
 
 
-def distances(rows: Sequence[tuple[str, Tensor, float, float]]) -> str:
+def distances(rows: Sequence[tuple[str, Tensor, float, float]]) -> dict[str, Any]:
     """Trained errors (seeds,) beside theory, with the largest excess allowed, in percent, either way."""
-    lines = [tables.align(["", "trained", "± s.e.", "theory", "excess", "within"], [28, 12, 10, 12, 11, 9])]
+    widths = {"": 28, "trained": 10, "± s.e.": 10, "theory": 10, "excess": 11, "within": 12}
+    lines = []
     for name, errors, optimum, allowed in rows:
         own = float(errors.mean())
         percent = 100.0 * excess(own, optimum)
         numbers = [f"{own:.6f}", f"{_standard_error(errors):.1e}", f"{optimum:.6f}", f"{percent:+.3f} %"]
         word = "yes" if abs(percent) <= allowed else "no"
-        lines.append(tables.align([name, *numbers, f"{allowed:g} %: {word}"], [28, 12, 10, 12, 11, 12]))
-    return "\n".join(lines) + "\n"
+        lines.append([name, *numbers, f"{allowed:g} %: {word}"])
+    return own_table(widths, lines, drops=["± s.e.", "within"])

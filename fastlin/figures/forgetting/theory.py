@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlin._tables import table
 from fastlin.data.sources import FixedTask
+from fastlin.figures import report
 from fastlin.figures.forgetting.axes import ERROR, SHOTS, Axes, AxesFigure, distance, line, points
 from fastlin.figures.forgetting.regimes import Setting
 from fastlin.theory import forgetting
@@ -29,7 +29,7 @@ class TheoryFigure(AxesFigure):
     axes: Callable[..., list[Axes]]  # called with batch, batches and seed of the samples
     remarks: tuple[str, ...]
 
-    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], str]:
+    def result(self, record: dict[str, Any], folder: Path) -> tuple[list[Axes], list[str], dict[str, Any]]:
         asked = record["asked"]
         batch, batches = _SAMPLES[asked["scale"]]
         axes = self.axes(batch=batch, batches=batches, seed=asked["seed"])
@@ -41,7 +41,7 @@ class TheoryFigure(AxesFigure):
         return axes, [caption, *self.remarks], _comparison(axes)
 
 
-def _comparison(axes: Sequence[Axes]) -> str:
+def _comparison(axes: Sequence[Axes]) -> dict[str, Any]:
     rows = []
     for one in axes:
         theory = {curve.label: dict(zip(curve.x, curve.y, strict=True)) for curve in one.curves if not curve.points}
@@ -49,7 +49,7 @@ def _comparison(axes: Sequence[Axes]) -> str:
             for x, y, error in zip(curve.x, curve.y, curve.error or [], strict=False):
                 numbers = (theory[curve.label].get(x), y, error)
                 rows.append([curve.label, f"{x:.0f}", *(f"{number or 0:.5f}" for number in numbers)])
-    return table(["curve", "n", "theory", "sampled", "± s.e."], rows, [16, 6, 12, 12, 10])
+    return report.own_table({"curve": 16, "n": 6, "theory": 12, "sampled": 12, "± s.e.": 10}, rows)
 
 
 def _both(

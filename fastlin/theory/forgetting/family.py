@@ -1,6 +1,8 @@
 """The family of predictors that the theory covers, and the members that training converges to."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,7 +72,7 @@ class FamilyOptimum:
     0.5
     """
 
-    family: Family
+    family: Family = field(repr=False)
     loss: float
 
     def __float__(self) -> float:
