@@ -4,7 +4,7 @@ from fastlin.plots.axes import axes_figure
 from fastlin.plots.bench import bench, bench_figures
 from fastlin.plots.claims import claims_figure
 from fastlin.plots.curves import theory, theory_figure
-from fastlin.plots.panel import panel, panel_figure
+from fastlin.plots.panel import experiment, panel, panel_figure
 from fastlin.plots.steps import training, training_figure
 from fastlin.plots.style import check_installed
 
@@ -14,6 +14,7 @@ __all__ = [
     "bench_figures",
     "check_installed",
     "claims_figure",
+    "experiment",
     "panel",
     "panel_figure",
     "theory",

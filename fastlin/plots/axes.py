@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import add_caption, add_title, edged, new_figure, with_gaps, wrapped
+from fastlin.plots.style import add_caption, add_title, edged, new_figure, place_ticks, with_gaps, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,8 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
             axes.plot(curve["x"], y, color=colour, linestyle=style, linewidth=1.4, label=curve["label"])
             continue
         error = [0.0 if value is None else value for value in curve["error"] or [None] * len(y)]
-        alone = all(other["points"] or other["colour"] != curve["colour"] for other in one["curves"])
+        # Where ticks are given, as in a sweep, all lines are theory.
+        alone = not one.get("ticks") and all(o["points"] or o["colour"] != curve["colour"] for o in one["curves"])
         aside = _ASIDE * (curve["colour"] - 4) if alone and one["x_label"].endswith(" n") else 0.0
         lines: dict[str, Any] = {"color": colour, "linestyle": "-" if alone else "none", "linewidth": 0.9}
         bars: dict[str, Any] = {"yerr": error, "elinewidth": 1, "capsize": 2, "label": curve["label"]}
@@ -70,6 +71,8 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if one["x_label"].endswith(" n"):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if one.get("ticks"):
+        place_ticks(axes, one["ticks"], one["scale"])
     axes.set(xlabel=one["x_label"], ylabel=one["y_label"])
     axes.set_title(one["title"], fontsize=10, parse_math=False)
     axes.grid(alpha=0.25, which="both" if one["logarithmic"] else "major")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlin.plots.axes import axes_figure
 from fastlin.plots.claims import claims_figure
-from fastlin.plots.style import add_caption, look, new_figure, read_record, save, with_gaps, wrapped
+from fastlin.plots.steps import training
+from fastlin.plots.style import add_caption, look, new_figure, place_ticks, read_record, save, with_gaps, wrapped
+from fastlin.training.table import holds_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +30,20 @@ def panel(folder: Path, name: str) -> list[Path]:
     return save(draw(record), folder, name)
 
 
+def experiment(folder: str | Path) -> list[Path]:
+    """Draw a folder of `fastlin train`, of `train_panel` or of one run; returns the paths of the pictures.
+
+    Risk against n or the swept field, once all cells have ended, and risk against steps of the cells that have.
+    """
+    folder, paths, below = Path(folder), [], ["."]
+    if (folder / "risk.json").exists():
+        record = read_record(folder, "risk")
+        if record["drawn"] and record["caption"]:
+            paths += panel(folder, "risk")
+        below = list(dict.fromkeys(str(Path(cell["key"]).parent) for cell in record["cells"]))
+    return paths + [path for name in below if holds_runs(folder / name) for path in training(folder / name)]
+
+
 def panel_figure(record: dict[str, Any]) -> Figure:
     """Risk / E[y²] against the panel's axis: the best trial with the spread of all, and the closed forms."""
     text = wrapped(record["caption"], _CHARACTERS)
@@ -41,7 +57,7 @@ def panel_figure(record: dict[str, Any]) -> Figure:
         _draw_excess(lower, record)
     places = sorted({cell["place"] for cell in record["cells"]})
     last = figure.axes[-1]
-    last.set_xticks(_apart(places), [f"{place:g}" for place in _apart(places)])
+    place_ticks(last, places, record.get("scale"), record.get("ticks"))
     last.set_xlabel(record["axis_label"])
     axes.set(ylabel="population risk / E[y²]", ylim=_limits(record))
     axes.grid(alpha=0.25)
@@ -79,12 +95,15 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
             cells.setdefault((row["regime"], row["model"], row["attention_heads"]), []).append((cell["place"], row))
     # Regimes of one model share an offset: each is on its own line. Stacks have no lines; their regimes may coincide.
     kinds = {key: key if key[1] == "stack" else key[1:] for key in cells}
-    beside = list(dict.fromkeys(kinds.values()))
+    # Models and heads that are swept are at different places; on a logarithmic axis an offset has no one size.
+    alone = record["axis"] in ("model", "attention_heads") or record.get("scale") is not None
+    beside = [] if alone else list(dict.fromkeys(kinds.values()))
     span = max(record["lines"]["x"], default=1.0) - min(record["lines"]["x"], default=0.0) or 1.0
     groups = []
     for (regime, model, heads), points in cells.items():
         (colour, marker), filled = look(regime), model in ("full", "stack")
-        aside = _ASIDE * span * (2 * beside.index(kinds[regime, model, heads]) - len(beside) + 1)
+        kind = kinds[regime, model, heads]
+        aside = _ASIDE * span * (2 * beside.index(kind) - len(beside) + 1) if kind in beside else 0.0
         style = {
             "linestyle": "none",
             "marker": marker if model != "softmax" else "+x"[heads > 1],
@@ -138,12 +157,3 @@ def _limits(record: dict[str, Any]) -> tuple[float, float]:
     rows = [cell["row"] for cell in record["cells"] if cell["row"] is not None and cell["row"]["risk"] is not None]
     values += [_drawn(row) for row in rows]
     return 0.0, 1.08 * max(values, default=1.0)
-
-
-def _apart(places: list[float]) -> list[float]:
-    """Places far enough apart for tick labels."""
-    span, shown = (places[-1] - places[0]) or 1.0, places[:1]
-    for place in places[1:]:
-        if place - shown[-1] >= 0.035 * span:
-            shown.append(place)
-    return shown

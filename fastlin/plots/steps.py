@@ -8,16 +8,19 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.style import add_title, look, new_figure, read_record, save
+from fastlin.plots.style import add_title, look, new_figure, save
+from fastlin.training import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_ACROSS = 4  # context lengths in a row
+
 
 def training(folder: Path) -> list[Path]:
-    """Draw `summary.json` of a folder of `fastlin train`: risk against steps; returns the paths of the pictures."""
-    record = read_record(folder, "summary")
+    """Draw risk against steps, of a folder of `fastlin train` or of one run; returns the paths of the pictures."""
+    record = table.read(folder)
     for cell in record["cells"]:
         lines = (folder / cell["folder"] / "records.jsonl").read_text(encoding="utf-8").splitlines()
         cell["records"] = [entry for entry in map(json.loads, lines) if "risk" in entry]
@@ -26,10 +29,12 @@ def training(folder: Path) -> list[Path]:
 
 def training_figure(record: dict[str, Any]) -> Figure:
     """Risk / E[y²] of trained cells against steps: the best trial, the spread of all, and the optimum."""
-    unit, lengths = record["normaliser"], sorted({cell["n"] for cell in record["cells"]})
-    figure = new_figure(6.4 if len(lengths) == 1 else 4.2 * len(lengths), 4.4)
+    unit, lengths = record["normaliser"] or 1.0, sorted({cell["n"] for cell in record["cells"]})
+    rows = math.ceil(len(lengths) / _ACROSS)
+    across = math.ceil(len(lengths) / rows)
+    figure = new_figure(6.4 if across == 1 else 4.2 * across, 4.4 + 3.6 * (rows - 1))
     for panel, n in enumerate(lengths):
-        axes = figure.add_subplot(1, len(lengths), panel + 1)
+        axes = figure.add_subplot(rows, across, panel + 1)
         for cell in record["cells"]:
             if cell["n"] == n:
                 _draw_cell(axes, cell, unit)
@@ -37,7 +42,8 @@ def training_figure(record: dict[str, Any]) -> Figure:
         axes.set_title(f"n = {n}", fontsize=10.5)
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False, fontsize=8.5)
-    figure.axes[0].set_ylabel("population risk / E[y²]")
+        if panel % across == 0:
+            axes.set_ylabel("population risk / E[y²]" if record["normaliser"] else "population risk")
     parts = "best trial (line), all trials (band), closed form (dashes; the legend has the excess over it)"
     title = f"{record['name']}, {record['cells'][0]['model']} model: {parts}"
     add_title(figure, textwrap.fill(title, 70), 10.5)

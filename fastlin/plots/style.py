@@ -14,8 +14,10 @@ from fastlin._files import replacing
 from fastlin.training.regimes import CLOSED_FORMS, REGIMES
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_CHARACTERS = 80  # in the tick labels of an axis
 # Without dates, drawing a record again gives the same files.
 _METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
@@ -58,6 +60,21 @@ def read_record(folder: Path, name: str) -> dict[str, Any]:
 def with_gaps(values: Iterable[float | None]) -> list[float]:
     """Values for matplotlib, with NaN, which it does not draw, for None."""
     return [math.nan if value is None else value for value in values]
+
+
+def place_ticks(axes: Axes, places: list[float], scale: str | None, labels: list[str] | None = None) -> None:
+    """Ticks of an x axis at places that are far enough apart; "symlog" is linear up to 1, to show 0."""
+    if scale is not None:
+        axes.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
+    drawn = [math.log(max(place, 0.5) if scale == "symlog" else place) if scale else place for place in places]
+    span, shown = (drawn[-1] - drawn[0]) or 1.0, [0]
+    for i in range(1, len(places)):
+        if drawn[i] - drawn[shown[-1]] >= 0.035 * span:
+            shown.append(i)
+    texts = [labels[i] if labels else f"{places[i]:g}" for i in shown]
+    turned: dict[str, Any] = {"rotation": 20, "ha": "right"} if sum(map(len, texts)) > _CHARACTERS else {}
+    axes.set_xticks([places[i] for i in shown], [textwrap.shorten(text, _CHARACTERS) for text in texts], **turned)
+    axes.set_xticks([], minor=True)
 
 
 def wrapped(sentences: Iterable[str], characters: int) -> str:
