@@ -77,7 +77,7 @@ class _Plan:
 
 def train_panel(
     task: str | Path | Config | TaskMixture,
-    regimes: Sequence[str | Regime],
+    regimes: str | Regime | Sequence[str | Regime],
     out: str | Path,
     *,
     lengths: Sequence[int] | None = None,
@@ -91,7 +91,7 @@ def train_panel(
     Parameters
     ----------
     task : CONFIG.toml or the name of one that ships, Config, or TaskMixture
-    regimes : sequence of str or Regime
+    regimes : str, Regime or sequence of these
         Rows of `fastlin.training.regimes.REGIMES` by name, or of the user.
     out : path
         The module's docstring lists its files. `fastlin.plots.experiment(out)` draws them.
@@ -123,7 +123,8 @@ def train_panel(
     >>> [(cell["row"]["regime"], cell["row"]["n"]) for cell in record["cells"]]
     [('plain', 2), ('plain', 5), ('joint', 2), ('joint', 5)]
     """
-    plan = _plan(_config(task, lengths), [named(regime) for regime in regimes], sweep, options)
+    names = [regimes] if isinstance(regimes, (str, Regime)) else regimes
+    plan = _plan(_config(task, lengths), [named(regime) for regime in names], sweep, options)
     first = next(iter(plan.runs.values()))
     processes = team_of(first.device, first.distributed)
     record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, Path(out), resume))
@@ -388,7 +389,6 @@ def _finish(out: Path, record: dict[str, Any]) -> None:
     record["caption"] = [*record["remarks"], f"{report.effort(record['asked'])} {points}", *report.findings(record)]
     if "axes" in record:
         _add_points(record)
-    write_json(out / _PATH, record)
     rows = report.done(record)
     write_text(out / f"{NAME}.csv", csv_text(rows[0], ([_cell(v) for v in row.values()] for row in rows)))
     pictures = [f"![Risk]({NAME}.png)"] if record["drawn"] else []
@@ -396,6 +396,8 @@ def _finish(out: Path, record: dict[str, Any]) -> None:
     lines = "\n".join(f"- {sentence}" for sentence in record["caption"])
     parts = [f"# {record['title']}", *pictures, lines, report.as_markdown(record, field)]
     write_text(out / f"{NAME}.md", "\n\n".join(parts))
+    # The record last: without its caption, `close` writes all of them.
+    write_json(out / _PATH, record)
 
 
 def _cell(value: Any) -> Any:

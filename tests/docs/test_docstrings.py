@@ -15,6 +15,7 @@ TRAINING = {
     "fastlin.training.regimes": ("Term", "Phase", "Regime", "named", "together"),
     "fastlin.training.config": ("RunConfig",),
     "fastlin.training.presets": ("values",),
+    "fastlin.figures.own": ("train_panel",),
 }
 ARRAY = re.compile(r"\b(Tensor|array)\b")
 SHAPE = re.compile(r"\((\w[^()]*|\.\.\.[^()]*)?\)|As in `")
