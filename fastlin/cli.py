@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plot = _add(commands, "plot", _plot, "draw the figures of a folder again")
     plots.add_options(plot)
     for command in (plot, _add(commands, "status", _status, "show the progress of the figures of a folder")):
-        command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce")
+        command.add_argument("folder", type=Path, metavar="DIR", help="a folder of fastlin reproduce or fastlin train")
     _add_theory(commands)
     bench.add(commands)
 
@@ -155,8 +155,9 @@ def _add_train(commands: Any) -> None:
     from fastlin.training import table
 
     description = (
-        "Train at every context length of a config. Ctrl-C leaves a checkpoint; --resume resumes from it. "
-        "Under torchrun the processes share each batch."
+        "Train at every context length of a config, and at every value of --sweep; write the table (risk.csv, .json, "
+        ".md), risk against n or the swept field on closed forms, and risk against steps. Ctrl-C leaves a checkpoint; "
+        "--resume resumes from it. Under torchrun the processes share each batch."
     )
     command = _add(commands, "train", _train, "train a model in a regime, and compare it with its optimum", description)
     regimes = f"{', '.join(table.regimes('all'))}, or all"
@@ -172,6 +173,8 @@ def _add_train(commands: Any) -> None:
     command.add_argument("--set", action="append", default=[], dest="values", metavar="NAME=VALUE", help=text)
     watch = "log each record: events below DIR/tensorboard, or a run of a project named as the config"
     command.add_argument("--watch", choices=("tensorboard", "wandb"), help=watch)
+    text = "train at each value of a field of the config or an option: noise_std=0,0.5,1 or means=[1,-1],[2,-2]"
+    command.add_argument("--sweep", action="append", default=[], metavar="FIELD=V1,V2,...", help=text)
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/CONFIG)")
     command.add_argument("--resume", action="store_true", help="resume the runs of the folder, with the same bits")
     plots.add_options(command)
@@ -184,6 +187,7 @@ def _run_flags() -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from fastlin.figures import own, status
     from fastlin.training import table, team
     from fastlin.training.judge import below_theory
 
@@ -195,18 +199,25 @@ def _train(options: argparse.Namespace) -> None:
         if name in values:
             raise ValueError(f"--set: got {name}, which has its own flag: --{name.replace('_', '-')}")
     values |= {name: value for name, value in flags.items() if value is not None and name != "device"}
+    sweep = _swept(options.sweep)
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any]) -> None:
-        print(*([] if rows else [table.heading()]), table.line(row), sep="\n", flush=True)
+        first = "" if sweep is None else f"{own.text(row[sweep[0]]):15} "
+        heading = "" if sweep is None else f"{sweep[0]:15} "
+        print(*([] if rows else [heading + table.heading()]), first + table.line(row), sep="\n", flush=True)
         rows.append(row)
+        if sys.stderr.isatty():
+            print(status.progress(status.cells(out)), file=sys.stderr)
 
-    with team.joined(options.device or "cpu") as device, team.folder(out) as own:
-        first = own == out
+    with team.joined(options.device or "cpu") as device:
+        first = team.leads()
+        if sweep is None or sweep[0] != "device":
+            values["device"] = device
         try:
             regimes, resume = table.regimes(options.regime), options.resume or team.restarted()
-            show = report if first else lambda row: None
-            table.train_cells(setting, regimes, own, resume, show, options.watch, device=device, **values)
+            watch = options.watch
+            own.train_panel(setting, regimes, out, sweep=sweep, resume=resume, report=report, watch=watch, **values)
         except KeyboardInterrupt:
             if first:
                 print(f"fastlin: stopped; --resume resumes {out}", file=sys.stderr)
@@ -217,8 +228,12 @@ def _train(options: argparse.Namespace) -> None:
         for note in below_theory(row["excess_percent"] for row in rows):
             print(_tables.wrapped(note, width))
         if first:
+            print(*(out / f"{own.NAME}.{suffix}" for suffix in ("csv", "json", "md")), sep="\n")
             try:
-                print(*plots.training(out, **plots.chosen(options)), sep="\n")
+                pictures = plots.experiment(out, **plots.chosen(options))
+                print(*(path for path in pictures if path.parent == out), sep="\n")
+                if sweep is not None:
+                    print(out / f"{sweep[0]}=*" / "training.png")
             except ModuleNotFoundError as error:
                 print(f"fastlin: no pictures: {error}", file=sys.stderr)
 
@@ -234,6 +249,24 @@ def _value(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
+
+
+def _swept(texts: Sequence[str]) -> tuple[str, list[Any]] | None:
+    """FIELD=V1,V2,...: values are TOML or words, as those of --set; commas within brackets belong to a value."""
+    if len(texts) > 1:
+        raise ValueError(f"--sweep: got {len(texts)} fields, wants one")
+    if not texts:
+        return None
+    field, equals, rest = texts[0].partition("=")
+    if not equals or not field or not rest:
+        raise ValueError(f"--sweep: got {texts[0]!r}, wants FIELD=V1,V2,...")
+    values: list[str] = []
+    for part in rest.split(","):
+        if values and any(values[-1].count(a) > values[-1].count(b) for a, b in ("[]", "{}")):
+            values[-1] += f",{part}"
+        else:
+            values.append(part)
+    return field, [_value(f"{field}={value}")[1] for value in values]
 
 
 def _add_reproduce(commands: Any) -> None:
@@ -330,15 +363,20 @@ def _claims(options: argparse.Namespace, request: Any, out: Path) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from fastlin.figures import names
+    from fastlin.figures import names, own
     from fastlin.figures.panel_files import panels_of
     from fastlin.figures.reproduce import close_panels
+    from fastlin.training import table
 
-    claims = [name for name in names.CLAIMS if (options.folder / f"{name}.json").exists()]
-    records = panels_of(options.folder, empty=bool(claims))
-    complete = close_panels(options.folder, names.figures())
+    folder = options.folder
+    claims = [name for name in names.CLAIMS if (folder / f"{name}.json").exists()]
+    records = panels_of(folder, empty=bool(claims) or table.holds_runs(folder))
+    complete = close_panels(folder, names.figures())
     for name in [*complete, *claims]:
-        print(*plots.panel(options.folder, name, **plots.chosen(options)), sep="\n")
+        print(*plots.panel(folder, name, **plots.chosen(options)), sep="\n")
+    complete += own.close(folder, records)
+    for path in plots.experiment(folder, **plots.chosen(options)):
+        print(path)
     for record in records:
         if record["name"] not in complete:
             print(f"{record['name']}: not all cells have ended; not drawn", file=sys.stderr)

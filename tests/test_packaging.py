@@ -156,4 +156,4 @@ def test_training_without_matplotlib_leaves_the_pictures_out(monkeypatch, capsys
     assert cli.main(["train", "2c", "--regime", "plain", *sizes, "--out", str(tmp_path / "run")]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fastlin: no pictures: pictures need matplotlib, which is not installed")
-    assert visible(tmp_path / "run") == ["plain-n2", "summary.json"]
+    assert visible(tmp_path / "run") == ["plain-n2", "risk.csv", "risk.json", "risk.md", "summary.json"]

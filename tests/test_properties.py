@@ -187,8 +187,7 @@ FLAGS = st.sampled_from(
 )
 def test_the_command_line_says_what_is_wrong(tmp_path, monkeypatch, capsys, command, rest):
     """Nothing is trained: what is not wrong ends where training would begin."""
-    from fastlin.figures import curves, reproduce
-    from fastlin.training import table
+    from fastlin.figures import curves, own, reproduce
 
     class Right(Exception):
         pass
@@ -197,7 +196,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path, monkeypatch, capsys, comm
         raise Right
 
     monkeypatch.chdir(tmp_path)
-    for module, name in ((table, "train_cells"), (reproduce, "reproduce"), (reproduce, "locked"), (curves, "compute")):
+    for module, name in ((own, "train_panel"), (reproduce, "reproduce"), (reproduce, "locked"), (curves, "compute")):
         monkeypatch.setattr(module, name, stop)
     try:
         code = cli.main([command, *rest])

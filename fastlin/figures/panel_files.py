@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from fastlin._files import FileError, check_kind, checked, read_json
+from fastlin._info import info
+from fastlin.figures.figure import FigureCell
 
 KIND, VERSION = "fastlin panel", 1
+_COMMANDS = "`fastlin reproduce` or `fastlin train`"
 ENDED = ("done", "failed")
 """States of a cell that has ended."""
 
@@ -24,6 +28,7 @@ class CellEntry(Struct, frozen=True):
     warnings: list[str]
     row: dict[str, Any] | None
     stretches: int = 1
+    steps: int | None = None  # of this cell, where cells have different ones
 
 
 class PanelFile(Struct, frozen=True):
@@ -38,6 +43,7 @@ class PanelFile(Struct, frozen=True):
     caption: list[str]
     cells: list[CellEntry]
     remarks: list[str] = []
+    runs: str | None = None  # the folder of the runs of the cells; None is cells/NAME
 
 
 class PanelLines(Struct, frozen=True):
@@ -69,6 +75,22 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
+def new_record(
+    name: str, title: str, asked: Mapping[str, Any], opening: Mapping[str, Any], cells: Sequence[FigureCell]
+) -> dict[str, Any]:
+    """The record of a figure whose cells wait."""
+    waiting: dict[str, Any] = {"state": "waiting", "seconds": None, "error": None, "warnings": [], "row": None}
+    about = ("key", "place", "layers", "stretches")
+    entries = [{**{name: getattr(cell, name) for name in about}, **waiting} for cell in cells]
+    start = {"kind": KIND, "version": VERSION, "name": name, "title": title, "shallower": None, "asked": dict(asked)}
+    return {**start, **opening, "caption": [], "cells": entries, "info": info()}
+
+
+def run_folder(folder: Path, record: Mapping[str, Any], key: str) -> Path:
+    """The folder of the run of a cell."""
+    return folder / (record.get("runs") or f"cells/{record['name']}") / key
+
+
 def outcome_path(cell: Path) -> Path:
     return cell.with_name(f"{cell.name}.json")
 
@@ -84,7 +106,7 @@ def outcome_of(cell: Path) -> Outcome | None:
 def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
     """Records of the panels in a folder, sorted by file name; `empty` allows a folder without panels."""
     if not folder.is_dir():
-        raise FileError(f"{folder}: no such folder, wants one of `fastlin reproduce`")
+        raise FileError(f"{folder}: no such folder, wants one of {_COMMANDS}")
     records = []
     for path in sorted(folder.glob("*.json")):
         if path.name.startswith("."):
@@ -96,5 +118,5 @@ def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
             if KIND in path.read_text(encoding="utf-8", errors="replace"):
                 raise
     if not records and not empty:
-        raise FileError(f"{folder}: holds no panel, wants a folder of `fastlin reproduce`")
+        raise FileError(f"{folder}: holds no panel and no run, wants a folder of {_COMMANDS}")
     return records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,15 @@ class Panel(Figure):
             first, last = places[0], places[-1]
             x = [first + (last - first) * i / (_LINE_POINTS - 1) for i in range(_LINE_POINTS)]
         names = dict.fromkeys([series.curve for series in self.series if series.curve] + list(self.also))
-        with one_thread():
-            risks = {name: [_normalised(name, *self._at(setting, 1, place)[:2]) for place in x] for name in names}
-        labels = {name: CLOSED_FORMS[name].label for name in names}
-        return {"x": x, "curves": {name: {"label": labels[name], "normalised": risks[name]} for name in names}}
+        return closed_forms(names, x, [self._at(setting, 1, place)[:2] for place in x])
+
+
+def closed_forms(names: Iterable[str], x: Sequence[float], at: Sequence[tuple[Config, int]]) -> dict[str, Any]:
+    """Closed forms over an axis: at each x a setting and a context length."""
+    with one_thread():
+        risks = {name: [_normalised(name, *place) for place in at] for name in names}
+    labelled = {name: {"label": CLOSED_FORMS[name].label, "normalised": values} for name, values in risks.items()}
+    return {"x": list(x), "curves": labelled}
 
 
 def _normalised(name: str, setting: Config, n: int) -> float | None:

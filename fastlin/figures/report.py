@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from fastlin._tables import UNLIMITED, Columns, csv_text, number, wrapped
+from fastlin._tables import UNLIMITED, Columns, csv_text, markdown, number, wrapped
 from fastlin.training.judge import below_theory
 
 # Two risks are in the wrong order when they differ by more than both of these.
 _STANDARD_ERRORS, _RELATIVE = 2.0, 0.005
+POINTS = "Points: the best trial; bars: up to the worst. Lines: closed forms of one layer."
 _COLUMNS = Columns(
     {
         **{"regime": 12, "model": 9, "L": 3, "H": 3, "n": 4, "σ²": 5, "risk": 10, "± s.e.": 9},
@@ -48,6 +49,13 @@ def as_table(record: Mapping[str, Any], width: int = UNLIMITED) -> str:
     return table + "".join(f"{wrapped(note, width)}\n" for note in notes)
 
 
+def as_markdown(record: Mapping[str, Any], field: str | None = None) -> str:
+    """The table in Markdown; its first column is a field that the rows have, where one is given."""
+    first = [] if field is None else [field]
+    rows = ([*(str(row[name]) for name in first), *_texts(row)] for row in done(record))
+    return markdown([*first, *_COLUMNS.widths], rows, len(_COLUMNS.widths) - 2)
+
+
 def _texts(row: Mapping[str, Any]) -> list[str]:
     excess = row["excess_percent"]
     return [
@@ -67,14 +75,28 @@ def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> l
 
     `shallower` is the record of the panel with one layer less.
     """
-    asked, rows = record["asked"], done(record)
-    values = "".join(f", {name} = {value:g}" for name, value in asked["values"].items())
-    sentences = [
-        f"{asked['trials']} trials × {asked['steps']:,} steps × batch {asked['batch']:,}, "
-        f"preset {asked['preset']}{values}. "
-        "Points: the best trial; bars: up to the worst. Lines: closed forms of one layer.",
-        *_accuracy(rows),
-    ]
+    sentences = [f"{effort(record['asked'])} {POINTS}", *findings(record)]
+    sentences += [f"Order: {text}." for text in violations(record, shallower)]
+    return sentences + list(record["remarks"])
+
+
+def effort(asked: Mapping[str, Any]) -> str:
+    """The training; a list of values where a sweep has several."""
+    trials, steps, batch, preset = (_listed(asked[name]) for name in ("trials", "steps", "batch", "preset"))
+    values = "".join(f", {name} = {_listed(value)}" for name, value in asked["values"].items())
+    return f"{trials} trials × {steps} steps × batch {batch}, preset {preset}{values}."
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list):
+        return " | ".join(map(_listed, value))
+    return f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)
+
+
+def findings(record: Mapping[str, Any]) -> list[str]:
+    """Sentences on the accuracy of the cells, and on trials and cells that failed."""
+    rows = done(record)
+    sentences = [*_accuracy(rows)]
     diverged = sum(row["diverged"] for row in rows)
     if diverged:
         sentences.append(f"{diverged} of {sum(row['trials'] for row in rows)} trials diverged.")
@@ -87,8 +109,7 @@ def caption(record: Mapping[str, Any], shallower: Mapping[str, Any] | None) -> l
     missing = sum(cell["row"] is None for cell in record["cells"])
     if missing:
         sentences.append(f"Missing: {missing} of {len(record['cells'])} cells.")
-    sentences += [f"Order: {text}." for text in violations(record, shallower)]
-    return sentences + list(record["remarks"])
+    return sentences
 
 
 def _accuracy(rows: list[dict[str, Any]]) -> Iterator[str]:

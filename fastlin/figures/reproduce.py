@@ -23,9 +23,8 @@ from msgspec import to_builtins
 from fastlin import _files
 from fastlin._checks import choice, integer
 from fastlin._files import FileError, create_folder, write_json, write_text
-from fastlin._info import info
 from fastlin.figures.figure import Figure
-from fastlin.figures.panel_files import ENDED, KIND, VERSION, outcome_of, outcome_path, panels_of, read
+from fastlin.figures.panel_files import ENDED, new_record, outcome_of, outcome_path, panels_of, read
 from fastlin.figures.sweep import CellRequest, refuse_unguarded, run
 from fastlin.training.presets import PRESETS
 
@@ -101,7 +100,8 @@ class PanelFolder:
         cells = panel.cells(request.lengths)
         asked = request.asked(panel, cells)
         path, folder = self.path / f"{panel.name}.json", self.path / "cells" / panel.name
-        record = read(path) if path.exists() else _new_record(panel, cells, asked)
+        opening = {"shallower": panel.shallower, **panel.opening(cells)}
+        record = read(path) if path.exists() else new_record(panel.name, panel.title, asked, opening, cells)
         for name, value in asked.items():
             if record["asked"].get(name) != value:
                 raise FileError(
@@ -154,24 +154,6 @@ class PanelFolder:
         lines = "\n".join(f"- {sentence}" for sentence in closing.caption)
         text = f"# {record['title']}\n\n![{record['title']}]({name}.png)\n\n{lines}\n\n"
         write_text(self.path / f"{name}.md", f"{text}```\n{closing.table}```\n")
-
-
-def _new_record(panel: Figure, cells: Sequence[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    waiting: dict[str, Any] = {"state": "waiting", "seconds": None, "error": None, "warnings": [], "row": None}
-    about = ("key", "place", "layers", "stretches")
-    entries = [{**{name: getattr(cell, name) for name in about}, **waiting} for cell in cells]
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "name": panel.name,
-        "title": panel.title,
-        "shallower": panel.shallower,
-        "asked": dict(asked),
-        **panel.opening(cells),
-        "caption": [],
-        "cells": entries,
-        "info": info(),
-    }
 
 
 def reproduce(
@@ -227,6 +209,8 @@ def close_panels(out: Path, figures: Mapping[str, Figure]) -> list[str]:
     folder, names = PanelFolder(out), []
     for record in panels_of(out, empty=True):
         name = record["name"]
+        if record.get("runs"):
+            continue  # of `fastlin train`
         if not record["caption"] and name in figures:
             folder.add(figures[name], record)
             if folder.complete(name):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastlin._files import read_json
 from fastlin._tables import UNLIMITED, Columns, terminal_width, wrapped
-from fastlin.figures.panel_files import ENDED, outcome_of, panels_of
+from fastlin.figures.panel_files import ENDED, outcome_of, panels_of, run_folder
+from fastlin.training import table
 from fastlin.training.judge import BELOW_THEORY, below_theory
 from fastlin.training.progress import clock
-from fastlin.training.record import RECORDS
+from fastlin.training.record import RECORDS, RESULT, RUN, RunFile
 
 STATES = ("done", "started", "failed", "waiting")
 _COLUMNS = Columns({"panel": -10, **dict.fromkeys(STATES, 9)}, drops=("waiting", "started"))
@@ -34,17 +36,33 @@ class CellStatus:
 
 
 def cells(folder: Path) -> list[CellStatus]:
-    return [_cell(folder, record, cell) for record in panels_of(folder) for cell in record["cells"]]
+    records = panels_of(folder, empty=table.holds_runs(folder))
+    if not records:
+        return _without_a_record(folder)
+    return [_cell(folder, record, cell) for record in records for cell in record["cells"]]
+
+
+def _without_a_record(folder: Path) -> list[CellStatus]:
+    """The cells of summary.json of an earlier version, or the run whose folder it is."""
+    about: dict[str, Any] = {"layers": 1, "error": None}
+    if (folder / RUN).exists() and not (folder / RESULT).exists():
+        steps = read_json(folder / RUN, RunFile).config["steps"]
+        progress = _step(folder / RECORDS) / steps
+        return [CellStatus(folder.parent.name, folder.name, "started", progress=progress, seconds=None, **about)]
+    rows = table.read(folder)["cells"]
+    names = [row["folder"] if row["folder"] != "." else folder.name for row in rows]
+    done: dict[str, Any] = {"state": "done", "progress": 1.0, **about}
+    return [CellStatus(folder.name, key, seconds=row["seconds"], **done) for key, row in zip(names, rows, strict=True)]
 
 
 def _cell(folder: Path, record: Mapping[str, Any], cell: Mapping[str, Any]) -> CellStatus:
-    path = folder / "cells" / record["name"] / cell["key"]
+    path = run_folder(folder, record, cell["key"])
     about: dict[str, Any] = {"panel": record["name"], "key": cell["key"], "layers": cell["layers"]}
     outcome = None if cell["row"] is not None else outcome_of(path)
     if cell["row"] is not None or (outcome is not None and outcome.row is not None):
         seconds = cell["seconds"] if outcome is None else outcome.seconds
         return CellStatus(**about, state="done", progress=1.0, seconds=seconds, error=None)
-    steps = record["asked"]["steps"]
+    steps = cell.get("steps") or record["asked"]["steps"]
     # The step count of a run that continues another includes the first run's steps.
     step = _step(path / RECORDS) - (cell.get("stretches", 1) - 1) * steps
     error = None if outcome is None else outcome.error
@@ -95,14 +113,21 @@ def as_text(folder: Path, width: int = UNLIMITED) -> str:
             state = f"{100 * cell.progress:.0f} %" if cell.state == "started" else cell.error
             lines.append(f"{cell.state:8} {cell.panel} {cell.key}: {state}")
     ended = sum(cell.state in ENDED for cell in statuses)
-    left = seconds_left(statuses)
-    if ended == len(statuses):
-        lines.append(f"all {ended} cells have ended")
-    else:
-        time_left = clock(left) if left else "not known yet"
-        lines.append(f"{ended} of {len(statuses)} cells have ended; time left: {time_left}")
-        lines.append("if no command is training them, rerun `fastlin reproduce` to resume")
+    lines.append(progress(statuses))
+    if ended < len(statuses):
+        train = any(record.get("runs") for record in panels_of(folder, empty=True)) or table.holds_runs(folder)
+        command = "`fastlin train` with --resume" if train else "`fastlin reproduce`"
+        lines.append(f"if no command is training them, rerun {command} to resume")
     return _COLUMNS.text(rows, width) + "".join(f"{wrapped(line, width, '  ')}\n" for line in lines)
+
+
+def progress(statuses: Sequence[CellStatus]) -> str:
+    """How many cells have ended, and the time left."""
+    ended = sum(cell.state in ENDED for cell in statuses)
+    if ended == len(statuses):
+        return f"all {ended} cells have ended"
+    left = seconds_left(statuses)
+    return f"{ended} of {len(statuses)} cells have ended; time left: {clock(left) if left else 'not known yet'}"
 
 
 class Line(AbstractContextManager["Line"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastlin.plots.layout import add_below, add_title, key, new_figure, plain_ticks
+from fastlin.plots.layout import add_below, add_title, key, mark_places, new_figure, plain_ticks
 from fastlin.plots.style import Look, cycled, look, with_gaps
 from fastlin.training.regimes import REGIMES
 
@@ -19,7 +19,7 @@ _ASIDE = 0.06
 def axes_figure(record: dict[str, Any], *, style: str = "screen", caption: bool = False) -> Figure:
     """The axes of a record side by side, or below each other in a column, with one legend."""
     drawn = record["axes"]
-    width = 6.4 if len(drawn) < 2 else 4.8
+    width, swept = 6.4 if len(drawn) < 2 else 4.8, any(one.get("ticks") for one in drawn)
     with new_figure(style, width, *[3.9] * max(len(drawn), 1), columns=max(len(drawn), 1)) as figure:
         kinds: dict[str, list[dict[str, Any]]] = {}
         for one, axes in zip(drawn, figure.axes, strict=False):
@@ -29,7 +29,7 @@ def axes_figure(record: dict[str, Any], *, style: str = "screen", caption: bool 
         entries = {
             label: key(
                 _look(curves[0]),
-                line=any(not curve["points"] or _joined(curve, curves) for curve in curves),
+                line=any(not curve["points"] or (not swept and _joined(curve, curves)) for curve in curves),
                 points=any(curve["points"] for curve in curves),
             )
             for label, curves in kinds.items()
@@ -65,7 +65,7 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
             axes.plot(curve["x"], y, **shown.line, label=curve["label"])
             continue
         error = [0.0 if value is None else value for value in curve["error"] or [None] * len(y)]
-        joined = _joined(curve, one["curves"])
+        joined = not one.get("ticks") and _joined(curve, one["curves"])  # in a sweep all lines are theory
         aside = _ASIDE * (curve["colour"] - 4) if joined and one["x_label"].endswith(" n") else 0.0
         kind = {**shown.line, **shown.points, "linestyle": shown.line["linestyle"] if joined else "none"}
         x = [x + aside for x in curve["x"]]
@@ -79,6 +79,8 @@ def _draw(axes: Axes, one: dict[str, Any]) -> None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if one["x_label"].endswith(" n"):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if one.get("ticks"):
+        mark_places(axes, one["ticks"], one["scale"])
     axes.set(xlabel=one["x_label"], ylabel=one["y_label"])
     axes.set_title(one["title"], parse_math=False)
     axes.grid(True)

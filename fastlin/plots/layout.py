@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PAD = 0.06  # inches
 # Width of a character in units of the font size. DejaVu Sans has 0.636 for a digit, and less for a line of text.
 _DIGIT, _LETTER = 0.64, 0.56
+_LONGEST = 24  # characters of a tick's label
 
 
 @contextmanager
@@ -141,20 +142,25 @@ def _legend(owner: Figure | Axes, entries: Mapping[str, Any], width: float, mean
     return legend
 
 
-def mark_places(axes: Axes, places: Sequence[float]) -> None:
-    """Ticks at these places of the horizontal axis, as many as have room for their labels."""
+def mark_places(
+    axes: Axes, places: Sequence[float], scale: str | None = None, labels: Sequence[str] | None = None
+) -> None:
+    """Ticks at these places of the horizontal axis, as many as have room; scale "symlog" is linear up to 1, for 0."""
     import matplotlib
 
+    if scale is not None:
+        axes.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
+    texts = [textwrap.shorten(text, _LONGEST) for text in labels or (f"{place:g}" for place in places)]
     points = 72 * 0.75 * cast("Figure", axes.figure).get_figwidth()
     size = _DIGIT * matplotlib.rcParams["xtick.labelsize"]
     at = axes.get_xaxis().get_transform().transform(list(places))
-    span, end, shown = at[-1] - at[0] or 1.0, -math.inf, []
-    for place, position in zip(places, (at - at[0]) / span * points, strict=True):
-        half = (0.5 * len(f"{place:g}") + 0.4) * size
+    span, end, shown = at[-1] - at[0] or 1.0, -math.inf, {}
+    for place, text, position in zip(places, texts, (at - at[0]) / span * points, strict=True):
+        half = (0.5 * len(text) + 0.4) * size
         if position - half >= end:
-            shown.append(place)
+            shown[place] = text
             end = position + half
-    axes.set_xticks(shown, [f"{place:g}" for place in shown])
+    axes.set_xticks([*shown], [*shown.values()])
     axes.set_xticks([], minor=True)
 
 

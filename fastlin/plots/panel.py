@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastlin.plots.axes import axes_figure
 from fastlin.plots.claims import claims_figure
 from fastlin.plots.layout import add_below, add_title, key, mark_places, new_figure
+from fastlin.plots.steps import training
 from fastlin.plots.style import look, read_record, save, with_gaps
+from fastlin.training.table import holds_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,11 +53,29 @@ def panel_figure(record: dict[str, Any], *, style: str = "screen", caption: bool
             axes.tick_params(labelbottom=False)
         for one in figure.axes:
             one.grid(True)
-        mark_places(axes, sorted({cell["place"] for cell in record["cells"]}))
+        places = sorted({cell["place"] for cell in record["cells"]})
+        mark_places(axes, places, record.get("scale"), record.get("ticks"))
         figure.axes[-1].set_xlabel(record["axis_label"])
         add_title(axes, record["title"])
         add_below(figure, _entries(record), _meaning(record, groups), record["caption"] if caption else ())
     return figure
+
+
+def experiment(folder: str | Path, *, style: str = "screen", caption: bool = False) -> list[Path]:
+    """Draw a folder of `fastlin train`, of `train_panel` or of one run; returns the paths of the pictures.
+
+    Risk against n or the swept field, once all cells have ended, and risk against steps of the cells that have.
+    """
+    folder, paths, below = Path(folder), [], ["."]
+    if (folder / "risk.json").exists():
+        record = read_record(folder, "risk")
+        if record["drawn"] and record["caption"]:
+            paths += panel(folder, "risk", style=style, caption=caption)
+        below = list(dict.fromkeys(str(Path(cell["key"]).parent) for cell in record["cells"]))
+    for name in below:
+        if holds_runs(folder / name):
+            paths += training(folder / name, style=style, caption=caption)
+    return paths
 
 
 class _Group(NamedTuple):
@@ -86,11 +106,14 @@ def _groups(record: dict[str, Any]) -> list[_Group]:
             cells.setdefault((row["regime"], row["model"], row["attention_heads"]), []).append((cell["place"], row))
     # Regimes of one model share an offset: each is on its own line. Stacks have no lines; their regimes may coincide.
     kinds = {key: key if key[1] == "stack" else key[1:] for key in cells}
-    beside = list(dict.fromkeys(kinds.values()))
+    # Models and heads that are swept are at different places; on a logarithmic axis an offset has no one size.
+    alone = record["axis"] in ("model", "attention_heads") or record.get("scale") is not None
+    beside = [] if alone else list(dict.fromkeys(kinds.values()))
     span = max(record["lines"]["x"], default=1.0) - min(record["lines"]["x"], default=0.0) or 1.0
     groups = []
     for (regime, model, heads), points in cells.items():
-        aside = _ASIDE * span * (2 * beside.index(kinds[regime, model, heads]) - len(beside) + 1)
+        kind = kinds[regime, model, heads]
+        aside = _ASIDE * span * (2 * beside.index(kind) - len(beside) + 1) if kind in beside else 0.0
         fill = _FILLS.get((model, min(heads, 2)), "full")
         depths = {row["layers"] for _, row in points}
         label = f"{regime}, {model}" + (f" L = {max(depths)}" if len(depths) == 1 and max(depths) > 1 else "")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlin.plots.layout import add_below, add_title, key, leftmost, new_figure, plain_ticks
-from fastlin.plots.style import look, read_record, save
+from fastlin.plots.style import look, save
+from fastlin.training import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def training(folder: Path, *, style: str = "screen", caption: bool = False) -> list[Path]:
-    """Draw `summary.json` of a folder of `fastlin train`: risk against steps; returns the paths of the pictures."""
-    record = read_record(folder, "summary")
+    """Draw risk against steps, of a folder of `fastlin train` or of one run; returns the paths of the pictures."""
+    record = table.read(folder)
     for cell in record["cells"]:
         lines = (folder / cell["folder"] / "records.jsonl").read_text(encoding="utf-8").splitlines()
         cell["records"] = [entry for entry in map(json.loads, lines) if "risk" in entry]
@@ -26,8 +27,8 @@ def training(folder: Path, *, style: str = "screen", caption: bool = False) -> l
 
 def training_figure(record: dict[str, Any], *, style: str = "screen", caption: bool = False) -> Figure:
     """Risk / E[y²] of trained cells against steps: the best trial, the spread of all, and the optimum."""
-    unit, lengths = record["normaliser"], sorted({cell["n"] for cell in record["cells"]})
-    alone = len(lengths) == 1
+    unit, lengths = record["normaliser"] or 1.0, sorted({cell["n"] for cell in record["cells"]})
+    alone, risk = len(lengths) == 1, "population risk" + " / E[y²]" * (record["normaliser"] is not None)
     with new_figure(style, 6.4 if alone else 4.2, *[3.8] * len(lengths), columns=3) as figure:
         entries = {}
         for axes, n in zip(figure.axes, lengths, strict=True):
@@ -39,7 +40,7 @@ def training_figure(record: dict[str, Any], *, style: str = "screen", caption: b
             axes.set_title(f"n = {n}")
             axes.grid(True)
             plain_ticks(axes)
-            axes.set_ylabel("population risk / E[y²]" if leftmost(axes) else "")
+            axes.set_ylabel(risk if leftmost(axes) else "")
         add_title(figure, f"{record['name']}, {record['cells'][0]['model']} model")
         meaning = f"Lines: best trial. Bands: all trials. Dashes: closed form{', with the excess over it' * alone}."
         add_below(figure, entries, [meaning], [_excesses(record)] if caption else ())

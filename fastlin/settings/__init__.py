@@ -49,6 +49,8 @@ FIELDS = {
     "feature_cov": "a number, a diagonal or a matrix",
     "context_lengths": _LENGTHS,
 }
+SWEPT = ("dimension", "means", "covariances", "weights", "noise_std", "feature_cov")
+"""Fields that describe the task mixture."""
 _DEFAULTS: dict[str, Any] = {"description": "", "noise_std": 0.0, "feature_cov": 1.0}
 
 
@@ -77,6 +79,10 @@ class Config:
             raise _wrong("variance", variance, "a finite number >= 0")
         return _parse({**self.values, "noise_std": math.sqrt(variance)})
 
+    def with_value(self, field: str, value: Any) -> Config:
+        """A copy with another value of a field of `SWEPT`, written as in the file."""
+        return _parse({**self.values, field: value})
+
 
 def shipped() -> dict[str, Path]:
     """Files of the settings that ship with the package, by panel: A2abc.toml serves A2a, A2b and A2c."""
@@ -101,6 +107,17 @@ def load(source: str | Path) -> Config:
         raise ConfigError(f"{source}: not valid TOML: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
+
+
+def of_mixture(mixture: TaskMixture, lengths: Sequence[int]) -> Config:
+    """The config of a mixture that was made in Python."""
+    if type(mixture) is not TaskMixture or mixture.bias or mixture.stratify:
+        wants = "wants a CONFIG.toml, or a TaskMixture without bias and stratify"
+        raise TypeError(f"task: got a {type(mixture).__name__}, {wants}")
+    checked = check_lengths("lengths", list(lengths))
+    arrays = {name: getattr(mixture, name).tolist() for name in ("means", "covariances", "weights", "feature_cov")}
+    about = {"name": "own", "description": "", "dimension": mixture.d, "noise_std": mixture.noise_std}
+    return Config("own", "", checked, mixture, {**about, **arrays, "context_lengths": list(checked)})
 
 
 def check_lengths(where: str, value: Any) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from fastlin import _tensors
 from fastlin._files import FileError, check_kind, checked, digest, locked, naming, no_folder, read_json, write_json
 
 MODEL, RECORDS, RUN = "model.safetensors", "records.jsonl", "run.json"
-_CHECKPOINT, _RESULT = "checkpoint.safetensors", "result.json"
+RESULT, _CHECKPOINT = "result.json", "checkpoint.safetensors"
 _KIND = "fastlin run"
 # Temporary files of `_files.replacing` that a killed process left.
 _LEFTOVER = re.compile(r"\.(run|checkpoint|result|model)\.\d+(-[0-9a-f]+)?\.(json|safetensors)")
@@ -84,7 +84,7 @@ def ended(path: Path) -> tuple[RunFile, Result, list[dict[str, Any]]]:
     """Description, result and records of a run that has ended, without a lock; else a FileError."""
     if not holds_a_run(path):
         raise FileError(f"{path}: holds no run, wants the folder of one that has ended")
-    if not (path / _RESULT).exists():
+    if not (path / RESULT).exists():
         raise FileError(f"{path}: holds a run that has not ended; `train` with resume=True (--resume) resumes it")
     return _run_file(path), *_result(path)
 
@@ -109,10 +109,10 @@ def _run_file(path: Path) -> RunFile:
 
 
 def _result(path: Path) -> tuple[Result, list[dict[str, Any]]]:
-    result = read_json(path / _RESULT, Result)
+    result = read_json(path / RESULT, Result)
     trials = len(result.risk)
     if not result.best < trials == len(result.risk_error) == len(result.tail) == len(result.typical):
-        raise FileError(f"{path / _RESULT}: damaged, or not a file of fastlin: its numbers of trials disagree")
+        raise FileError(f"{path / RESULT}: damaged, or not a file of fastlin: its numbers of trials disagree")
     data = _records_up_to(path, result.records)
     return result, [json.loads(line) for line in data.splitlines()]
 
@@ -123,6 +123,30 @@ def _records_up_to(path: Path, position: Position) -> bytes:
     if len(data) != position.bytes or hashlib.sha256(data).hexdigest() != position.sha256:
         raise FileError(f"{file}: damaged: its first {position.bytes} bytes are not what the run had written")
     return data
+
+
+def check_folder(path: Path, config: Mapping[str, Any], resume: bool) -> bool:
+    """Whether a folder holds a run; raises unless it is empty, or with `resume` holds a run of the same config."""
+    if not holds_a_run(path):
+        return False
+    if not resume:
+        raise FileError(f"{path}: holds a run already; wants another folder, or resume=True (--resume) to resume it")
+    held = _run_file(path).config
+    # Runs of fastlin 0.1, whose draws are version 1, do not have the entry.
+    theirs, own = (described.get("draws", 1) for described in (held, config))
+    if theirs != own:
+        raise FileError(
+            f"{path}: holds a run on version {theirs} of the draws, this fastlin draws version {own}; "
+            "wants a new folder (fl.load reads a run of any version that has ended)"
+        )
+    difference = first_difference(held, dict(config))
+    if difference is not None:
+        name, theirs, own = difference
+        raise FileError(
+            f"{path}: holds a run with {name} = {theirs!r}, this one has {own!r}; "
+            "wants the same configuration to resume it, or another folder"
+        )
+    return True
 
 
 class Folder:
@@ -141,13 +165,7 @@ class Folder:
         busy = f"{path}: another process is training in this folder; wants a folder for each run"
         self._lock = locked(path, FolderInUseError(busy)).lock
         try:
-            if holds_a_run(path):
-                if not resume:
-                    raise FileError(
-                        f"{path}: holds a run already; wants another folder, or resume=True (--resume) to resume it"
-                    )
-                self._compare(self.run_file())
-            else:
+            if not check_folder(path, self._config, resume):
                 run = {"kind": _KIND, "version": _tensors.VERSION, "config": self._config, **about}
                 write_json(path / RUN, run)
             for entry in path.iterdir():
@@ -157,29 +175,13 @@ class Folder:
             self.close()
             raise
 
-    def _compare(self, run: RunFile) -> None:
-        # Runs of fastlin 0.1, whose draws are version 1, do not have the entry.
-        theirs, own = (config.get("draws", 1) for config in (run.config, self._config))
-        if theirs != own:
-            raise FileError(
-                f"{self.path}: holds a run on version {theirs} of the draws, this fastlin draws version {own}; "
-                "wants a new folder (fl.load reads a run of any version that has ended)"
-            )
-        difference = first_difference(run.config, self._config)
-        if difference is not None:
-            name, theirs, own = difference
-            raise FileError(
-                f"{self.path}: holds a run with {name} = {theirs!r}, this one has {own!r}; "
-                "wants the same configuration to resume it, or another folder"
-            )
-
     def run_file(self) -> RunFile:
         """The contents of run.json."""
         return _run_file(self.path)
 
     def result(self) -> tuple[Result, list[dict[str, Any]]] | None:
         """Result and records of a run that has ended, else None."""
-        return _result(self.path) if (self.path / _RESULT).exists() else None
+        return _result(self.path) if (self.path / RESULT).exists() else None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
@@ -222,7 +224,7 @@ class Folder:
     def finish(self, result: Mapping[str, Any]) -> Result:
         """Write the result of a run that has ended, and remove its checkpoint."""
         written = Result(**result, records=self._position())
-        write_json(self.path / _RESULT, to_builtins(written))
+        write_json(self.path / RESULT, to_builtins(written))
         self._forget()
         return written
 

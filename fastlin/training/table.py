@@ -17,11 +17,14 @@ from fastlin import theory
 from fastlin._checks import choice
 from fastlin._files import FileError, read_json, write_text
 from fastlin._tables import Columns, number, terminal_width
+from fastlin.data.sources import TaskMixture
 from fastlin.settings import Config
 from fastlin.training import callbacks
+from fastlin.training.config import RunConfig
 from fastlin.training.judge import excess_percent
-from fastlin.training.regimes import REGIMES
-from fastlin.training.run import Run, train
+from fastlin.training.record import RUN
+from fastlin.training.regimes import REGIMES, Regime, named
+from fastlin.training.run import Run, load, train
 
 SUMMARY = "summary.json"
 _QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
@@ -41,27 +44,27 @@ def regimes(text: str) -> list[str]:
 
 def train_cells(
     config: Config,
-    names: Sequence[str],
+    names: Sequence[str | Regime],
     out: Path,
     resume: bool,
     report: Any,
     watch: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train the named regimes at every context length of a config; returns the contents of `out`/summary.json.
+    """Train regimes at every context length of a config; returns the contents of `out`/summary.json.
 
     Each cell has a folder in `out`; summary.json keeps the cells of earlier calls. With `resume`, cells that have ended
     are read. `report` is called with the row of each cell when it ends. `watch` names the package that watches each
     cell (`callbacks.watch_cell`). Other options are those of `train`.
     """
     cells = _earlier_cells(out)
-    for regime in names:
+    for regime in map(named, names):
         for n in config.context_lengths:
-            folder = f"{regime}-n{n}"
+            folder = f"{regime.name}-n{n}"
             watching = nullcontext() if watch is None else callbacks.watch_cell(watch, out, config.name, folder)
             with watching as callback:
                 run = train(config.mixture, regime, n, out=out / folder, resume=resume, callback=callback, **options)
-            row = {"regime": regime, "n": n, "folder": folder, **summary(run)}
+            row = {"regime": regime.name, "n": n, "folder": folder, **summary(run)}
             report(row)
             cells[folder] = row
             write_text(out / SUMMARY, json.dumps(_described(config, cells), indent=1) + "\n")
@@ -78,6 +81,25 @@ class Summary(Struct, frozen=True):
     """The part of summary.json that is read again; each cell is a row of the table."""
 
     cells: list[dict[str, Any]]
+
+
+def holds_runs(folder: Path) -> bool:
+    """Whether a folder is one of `fastlin train`, or of a run."""
+    return (folder / SUMMARY).exists() or (folder / RUN).exists()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The contents of summary.json, or what it would be for the folder of one run."""
+    if not (folder / RUN).exists():
+        path = folder / SUMMARY
+        return {**read_json(path, dict), "cells": list(_earlier_cells(folder).values())}
+    run = load(folder)
+    config = RunConfig.restore(run.config)
+    unit = None
+    if config is not None and isinstance(config.mix, TaskMixture):
+        unit = theory.normaliser(config.mix)
+    row = {"regime": run.config["regime"]["name"], "n": run.config["n"], "folder": ".", **summary(run)}
+    return {"name": folder.name, "normaliser": unit, "cells": [row]}
 
 
 def _earlier_cells(out: Path) -> dict[str, Any]:

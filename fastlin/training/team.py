@@ -121,10 +121,15 @@ def joined(device: str) -> Iterator[str]:
         distributed.destroy_process_group()
 
 
+def leads() -> bool:
+    """Whether this is the first process of its process group, or has none."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
 @contextmanager
 def folder(out: Path) -> Iterator[Path]:
     """Output folder of this process: `out` in the first process, a temporary folder in the others."""
-    if not distributed.is_initialized() or distributed.get_rank() == 0:
+    if leads():
         yield out
         return
     with tempfile.TemporaryDirectory() as scratch:

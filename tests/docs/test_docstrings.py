@@ -16,6 +16,7 @@ TRAINING = {
     "fastlin.training.callbacks": ("TensorBoard", "WandB", "scalars"),
     "fastlin.training.config": ("RunConfig",),
     "fastlin.training.presets": ("values",),
+    "fastlin.figures.own": ("train_panel",),
 }
 ARRAY = re.compile(r"\b(Tensor|array)\b")
 SHAPE = re.compile(r"\((\w[^()]*|\.\.\.[^()]*)?\)|As in `")

@@ -120,7 +120,7 @@ def test_keyboard_interrupt_without_a_handler():
 def test_stopped_by_ctrl_c_and_resumed(tmp_path, monkeypatch):
     """Exit 130 with a checkpoint; --resume ends with the bits of a run that was not stopped."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "training", lambda folder: [])
+    monkeypatch.setattr(plots, "experiment", lambda folder: [])
     Path("own.toml").write_text(TOML, encoding="utf-8")
     command = [sys.executable, "-m", "fastlin", "train", "own.toml", "--regime", "joint", "--n", "2"]
     command += ["--steps", "1000", "--batch", "256", "--lr", "0.01", "--trials", "2"]

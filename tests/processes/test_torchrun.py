@@ -126,6 +126,7 @@ def test_torchrun_starts_again_after_a_process_was_killed(started, tmp_path, und
     assert_same(run, undisturbed_run)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir() if "training" not in path.name) == [
         "joint-n5",
+        *("risk.csv", "risk.json", "risk.md"),
         "summary.json",
     ]
 

@@ -39,4 +39,4 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "training", lambda folder: [])
+    monkeypatch.setattr(plots, "experiment", lambda folder: [])

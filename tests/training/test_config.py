@@ -11,7 +11,7 @@ from support.training_configs import ALTERNATIVES, KINDS, MIX, config_of
 
 import fastlin as fl
 from fastlin import cli
-from fastlin.training import table
+from fastlin.figures import own
 from fastlin.training.config import RunConfig
 from fastlin.training.presets import PRESETS
 from fastlin.training.regimes import REGIMES
@@ -42,7 +42,7 @@ def test_flags_are_fields(monkeypatch, tmp_path):
     """Every flag reaches `train` under the name of its field; every other field does by --set."""
     given = {}
     monkeypatch.setattr(
-        table, "train_cells", lambda *_, **options: given.update(options) or (_ for _ in ()).throw(OSError)
+        own, "train_panel", lambda *_, **options: given.update(options) or (_ for _ in ()).throw(OSError)
     )
     flags = {
         name: {int: 3, float: 0.5, str: "float64" if name == "dtype" else "cpu"}[field.metadata["flag"]]
@@ -56,10 +56,13 @@ def test_flags_are_fields(monkeypatch, tmp_path):
     for name in others:
         command += ["--set", f"{name}=7"]
     assert cli.main(command) == 1
-    assert given == {**flags, **dict.fromkeys(others, 7)}
+    call = {"sweep": None, "resume": False}
+    assert given.pop("report")
+    assert given == {**flags, **dict.fromkeys(others, 7), **call}
     given.clear()
     assert cli.main(["train", "2c", "--regime", "joint", "--out", str(tmp_path)]) == 1
-    assert given == {"device": "cpu"}, "what was not said is left to the fields' defaults"
+    assert given.pop("report")
+    assert given == {"device": "cpu", **call}, "what was not said is left to the fields' defaults"
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "flag" in field.metadata])

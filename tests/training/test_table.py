@@ -20,6 +20,7 @@ context_lengths = [2, 5]
 """
 SHORT = ["--steps", "4", "--batch", "64", "--trials", "2"]
 RUN_FILES = ["model.safetensors", "records.jsonl", "result.json", "run.json"]
+TABLES = ["risk.csv", "risk.json", "risk.md"]
 PICTURES = ["training.pdf", "training.png", "training.svg"]
 
 
@@ -33,7 +34,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Evaluation takes most of the time of a short run."""
-    monkeypatch.setattr(plots, "training", lambda folder: [])
+    monkeypatch.setattr(plots, "experiment", lambda folder: [])
 
 
 def files(folder):
@@ -48,7 +49,7 @@ def test_one_cell(capsys):
     assert cli.main(["train", "own.toml", "--regime", "joint", "--n", "5", *SHORT, "--seed", "3", "--out", "run"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert files("run") == sorted(["joint-n5", *PICTURES, "summary.json"])
+    assert files("run") == sorted(["joint-n5", *PICTURES, *TABLES, "summary.json"])
     assert files("run/joint-n5") == sorted(RUN_FILES)
     mix = settings.load("own.toml").mixture
     run = fl.train(mix, "joint", 5, steps=4, batch=64, trials=2, seed=3)
@@ -84,7 +85,7 @@ def test_one_cell(capsys):
         f"{cell['excess_percent']:+.3f}",
     ]
     assert lines[1].split()[-1] == "2/2"
-    assert sorted(lines[2:]) == [f"run/{name}" for name in PICTURES]
+    assert sorted(lines[2:]) == [f"run/{name}" for name in TABLES + PICTURES]
 
 
 def test_several_cells(capsys):
@@ -92,7 +93,8 @@ def test_several_cells(capsys):
     shown = capsys.readouterr().out.splitlines()
     wanted = [(regime, n) for regime in ("plain", "joint+heads", "heads") for n in (2, 5)]
     folders = [f"{regime}-n{n}" for regime, n in wanted]
-    assert files("out/runs") == sorted([*folders, *PICTURES, "summary.json"])
+    risk = [f"risk.{suffix}" for suffix in ("csv", "json", "md", "png", "pdf", "svg")]
+    assert files("out/runs") == sorted([*folders, *PICTURES, *risk, "summary.json"])
     for folder in folders:
         assert files(Path("out/runs") / folder) == RUN_FILES
     found = summary("out/runs")["cells"]
@@ -101,6 +103,7 @@ def test_several_cells(capsys):
     assert shown == [
         table.heading(),
         *map(table.line, found),
+        *(f"out/runs/{name}" for name in risk),
         *(f"out/runs/training.{s}" for s in ("png", "pdf", "svg")),
     ]
     mix = settings.load("own.toml").mixture
@@ -276,7 +279,7 @@ def test_trials_that_diverge(capsys):
         None,
     )
     assert capsys.readouterr().out.splitlines()[1].split()[-1] == "0/2"
-    assert files("run") == sorted(["joint-n2", *PICTURES, "summary.json"])
+    assert files("run") == sorted(["joint-n2", *PICTURES, *TABLES, "summary.json"])
 
 
 # Figures
