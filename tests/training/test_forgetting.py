@@ -13,6 +13,7 @@ from support.training_configs import recording, trace
 import fastlin as fl
 from fastlin.theory import forgetting as ff
 from fastlin.training import streams
+from fastlin.training.objective import Objective
 from fastlin.training.regimes import REGIMES, Phase, Regime, Term, keyed, named, together
 from fastlin.training.start import initial_model, training_sources
 
@@ -143,17 +144,17 @@ def test_after_a_run_has_the_bits_of_the_whole(tmp_path, model):
 def test_after_a_run_stopped_and_gone_on_with(tmp_path, monkeypatch):
     first = fl.train(MIX, "pretrain", N, **{**SHORT, "steps": 4})
     whole = tuned(EIGHT, after=first)
-    original, calls = fl.models.Model.gradients, itertools.count()
+    original, calls = Objective.by_hand, itertools.count()
 
     def failing(self, *args, **options):
-        if next(calls) == 5:
+        if next(calls) == 2:
             raise KeyboardInterrupt
         return original(self, *args, **options)
 
-    monkeypatch.setattr(fl.models.Model, "gradients", failing)
+    monkeypatch.setattr(Objective, "by_hand", failing)
     with pytest.raises(KeyboardInterrupt):
         tuned(EIGHT, after=first, out=tmp_path / "run", checkpoint_seconds=0.0)
-    monkeypatch.setattr(fl.models.Model, "gradients", original)
+    monkeypatch.setattr(Objective, "by_hand", original)
     run = tuned(EIGHT, after=first, out=tmp_path / "run", resume=True)
     assert torch.equal(run.params["W"], whole.params["W"])
     assert torch.equal(run.params["v"], whole.params["v"])
