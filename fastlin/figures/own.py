@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def train_panel(
     *,
     lengths: Sequence[int] | None = None,
     sweep: Sweep | None = None,
+    title: str | None = None,
     resume: bool = False,
     report: Callable[[dict[str, Any]], object] = lambda row: None,
     watch: str | None = None,
@@ -100,6 +101,8 @@ def train_panel(
         Context lengths n; required with a TaskMixture, else in place of the config's.
     sweep : tuple (field, values), optional
         A field of the task mixture as CONFIG.toml has it (`fastlin.settings.SWEPT`), or an option.
+    title : str, optional
+        Stands above pictures and tables, in place of the config's name.
     resume : bool
         Read the cells of the folder that have ended, and resume the one that was stopped, to the same bits.
     report : callable
@@ -127,7 +130,10 @@ def train_panel(
     [('plain', 2), ('plain', 5), ('joint', 2), ('joint', 5)]
     """
     names = [regimes] if isinstance(regimes, (str, Regime)) else regimes
-    plan = _plan(_config(task, lengths), [named(regime) for regime in names], sweep, options)
+    config = _config(task, lengths)
+    if title is not None:
+        config = replace(config, name=title, values={**config.values, "name": title})
+    plan = _plan(config, [named(regime) for regime in names], sweep, options)
     first = next(iter(plan.runs.values()))
     processes = team_of(first.device, first.distributed)
     record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, Path(out), resume))

@@ -116,8 +116,8 @@ def of_mixture(mixture: TaskMixture, lengths: Sequence[int]) -> Config:
         raise TypeError(f"task: got a {type(mixture).__name__}, {wants}")
     checked = check_lengths("lengths", list(lengths))
     arrays = {name: getattr(mixture, name).tolist() for name in ("means", "covariances", "weights", "feature_cov")}
-    about = {"name": "own", "description": "", "dimension": mixture.d, "noise_std": mixture.noise_std}
-    return Config("own", "", checked, mixture, {**about, **arrays, "context_lengths": list(checked)})
+    about = {"name": "own tasks", "description": "", "dimension": mixture.d, "noise_std": mixture.noise_std}
+    return Config("own tasks", "", checked, mixture, {**about, **arrays, "context_lengths": list(checked)})
 
 
 def check_lengths(where: str, value: Any) -> tuple[int, ...]:

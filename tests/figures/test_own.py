@@ -81,8 +81,9 @@ def test_a_config_that_was_made_in_python():
     config = settings.load("own.toml")
     mix = config.mixture
     ours = train_panel(mix, ["joint"], "mine", lengths=[2], sweep=("noise_std", torch.tensor([0.3, 1.0])), **SIZES)
-    file = train_panel(config, "joint", "file", lengths=[2], sweep=("noise_std", [0.3, 1.0]), **SIZES)
+    file = train_panel(config, "joint", "file", title="A title", lengths=[2], sweep=("noise_std", [0.3, 1.0]), **SIZES)
     assert [cell["row"]["risk"] for cell in ours["cells"]] == pytest.approx([c["row"]["risk"] for c in file["cells"]])
+    assert [record["title"].partition(":")[0] for record in (ours, file)] == ["own tasks", "A title"]
     with pytest.raises(ValueError, match="lengths: got None beside a TaskMixture"):
         train_panel(mix, ["joint"], "no", **SIZES)
     with pytest.raises(
