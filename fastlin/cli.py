@@ -345,6 +345,12 @@ def _show_record(record: dict[str, Any], out: Path) -> list[str]:
     return [f"{record['name']} {cell['key']}: {cell['error']}" for cell in cells if cell["state"] == "failed"]
 
 
+def _show_claim(entry: dict[str, Any]) -> None:
+    from fastlin.figures import claims
+
+    print(_tables.wrapped(claims.line(entry), _tables.terminal_width()), flush=True)
+
+
 def _claims(options: argparse.Namespace, request: Any, out: Path) -> None:
     from fastlin.figures import claims, names, reproduce
 
@@ -358,7 +364,7 @@ def _claims(options: argparse.Namespace, request: Any, out: Path) -> None:
     module = names.CLAIMS[name]
     with reproduce.locked(out):
         effort = request.claims(module.EFFORT)
-        record = module.compute(out, **effort, report=lambda entry: print(claims.line(entry), flush=True))
+        record = module.compute(out, **effort, report=_show_claim)
         print(*claims.write(record, out, name), *plots.panel(out, name, **plots.chosen(options)), sep="\n")
 
 
