@@ -27,7 +27,7 @@ _LONGEST = 24  # characters of a tick's label
 def new_figure(style: str, width: float, *heights: float, columns: int = 1) -> Iterator[Figure]:
     """A figure with axes for every height, in rows; width and heights are in inches, and the style may change them.
 
-    Inside, matplotlib has the fonts and lines of the style. At the end the ticks are made with them.
+    Inside, matplotlib has the fonts and lines of the style. At the end ticks and layout are made with them.
     """
     check_installed()
     import matplotlib
@@ -48,6 +48,11 @@ def new_figure(style: str, width: float, *heights: float, columns: int = 1) -> I
         yield figure
         figure.align_ylabels()
         figure.draw_without_rendering()
+    # The solver of the layout differs in its last digits from call to call, and SVG has them in the names of clips.
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(edge, 7) for edge in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
 
 
 def key(look: Look, *, line: bool = True, points: bool = True) -> Line2D:
