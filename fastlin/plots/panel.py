@@ -30,18 +30,19 @@ def panel(folder: Path, name: str) -> list[Path]:
     return save(draw(record), folder, name)
 
 
-def experiment(folder: str | Path) -> list[Path]:
+def experiment(folder: str | Path, **drawing: Any) -> list[Path]:
     """Draw a folder of `fastlin train`, of `train_panel` or of one run; returns the paths of the pictures.
 
     Risk against n or the swept field, once all cells have ended, and risk against steps of the cells that have.
+    Keywords are those of `panel` and `training`.
     """
     folder, paths, below = Path(folder), [], ["."]
     if (folder / "risk.json").exists():
         record = read_record(folder, "risk")
         if record["drawn"] and record["caption"]:
-            paths += panel(folder, "risk")
+            paths += panel(folder, "risk", **drawing)
         below = list(dict.fromkeys(str(Path(cell["key"]).parent) for cell in record["cells"]))
-    return paths + [path for name in below if holds_runs(folder / name) for path in training(folder / name)]
+    return paths + [path for name in below if holds_runs(folder / name) for path in training(folder / name, **drawing)]
 
 
 def panel_figure(record: dict[str, Any]) -> Figure:
