@@ -65,6 +65,7 @@ def experiment(folder: str | Path, *, style: str = "screen", caption: bool = Fal
     """Draw a folder of `fastlin train`, of `train_panel` or of one run; returns the paths of the pictures.
 
     Risk against n or the swept field, once all cells have ended, and risk against steps of the cells that have.
+    Keywords are those of `panel` and `training`.
     """
     folder, paths, below = Path(folder), [], ["."]
     if (folder / "risk.json").exists():
