@@ -301,8 +301,8 @@ FAULTS = (
     # command line and settings
     Fault("shard-not-passed-on", "cli", "ignored option",
           "fastlin/cli.py", "tests/test_cli.py tests/figures/test_reproduce.py",
-          "options.jobs, shard=options.shard)",
-          "options.jobs)"),
+          "lengths=options.n, shard=options.shard)",
+          "lengths=options.n)"),
     Fault("variance-as-deviation", "cli", "wrong scale",
           "fastlin/settings/__init__.py", "tests/test_settings.py tests/figures/test_reproduce.py",
           '"noise_std": math.sqrt(variance)',

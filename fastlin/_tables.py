@@ -61,9 +61,9 @@ class Columns(NamedTuple):
         shown = [cell for name, cell in zip(self.widths, cells, strict=True) if name in kept]
         return align(shown, [self.widths[name] for name in kept])
 
-    def left_out(self, width: int) -> str:
-        """A line about the columns that are left out; nothing where there are none."""
-        kept = self.kept(width)
+    def left_out(self, width: int, before: int = 0) -> str:
+        """A line about the columns that are left out, with so many characters before them; nothing if there are none."""
+        kept = self.kept(width - before)
         missing = [name for name in self.widths if name not in kept]
         return f"{wrapped(f'not shown in {width} columns: ' + ', '.join(missing), width, '  ')}\n" if missing else ""
 

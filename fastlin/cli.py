@@ -203,9 +203,10 @@ def _train(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any]) -> None:
-        first = "" if sweep is None else f"{own.text(row[sweep[0]]):15} "
-        heading = "" if sweep is None else f"{sweep[0]:15} "
-        print(*([] if rows else [heading + table.heading()]), first + table.line(row), sep="\n", flush=True)
+        first, heading = ("", "") if sweep is None else (f"{own.text(row[sweep[0]]):15} ", f"{sweep[0]:15} ")
+        if not rows:
+            print(heading + table.heading(len(heading)))
+        print(first + table.line(row, len(first)), flush=True)
         rows.append(row)
         if sys.stderr.isatty():
             print(status.progress(status.cells(out)), file=sys.stderr)
@@ -224,7 +225,7 @@ def _train(options: argparse.Namespace) -> None:
             raise SystemExit(130) from None
         width = _tables.terminal_width()
         if first:
-            print(table.COLUMNS.left_out(width), end="")
+            print(table.COLUMNS.left_out(width, 0 if sweep is None else 16), end="")
         for note in below_theory(row["excess_percent"] for row in rows):
             print(_tables.wrapped(note, width))
         if first:

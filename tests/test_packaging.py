@@ -89,7 +89,7 @@ def test_wheel_is_manylinux_and_brings_no_library(wheel):
 
 
 def test_wheel_in_a_clean_environment(wheel, tmp_path):
-    """Installed by pip, called from there; what it depends on is lent by this environment, fastlin is not."""
+    """A newcomer's first hour with what pip installed; other packages are lent by this environment."""
     home = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     (site,) = home.glob("lib/python*/site-packages")
@@ -111,6 +111,8 @@ def test_wheel_in_a_clean_environment(wheel, tmp_path):
     assert found["extension"]["available"], found["extension"]["reason"]
     assert found["wrong"] == []
     assert not found["draws"]
+    made = run(python, "-P", str(ROOT / "tests" / "support" / "first_hour.py")).split()
+    assert {f"{folder}/risk.{kind}" for folder in ("sweep", "lengths") for kind in ("csv", "md", "png")} <= set(made)
     command = str(home / "bin" / "fastlin")
     assert run(command, "--version") == f"fastlin {fl.__version__}\n"
     assert run(command, "theory", "2c", "--n", "10").splitlines()[0].startswith("Figure 2(c)")

@@ -27,13 +27,8 @@ class PreparedLoss(Protocol):
     tensors that torch negates when it reads, task indices out of range, a draw of other sizes or of more than a piece.
     """
 
-    def __call__(
-        self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
-    ) -> LossAndGradients | None:
-        """One call."""
-
     def bind(self, problem: Problem, y: Tensor | None, weight: Tensor | None) -> BoundLoss | None:
-        """Many calls with the same contiguous tensors, whose numbers may change."""
+        """The loss of these tensors, once or many times; where they are contiguous, their numbers may change."""
 
 
 class BackendError(RuntimeError):

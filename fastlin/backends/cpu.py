@@ -115,12 +115,6 @@ class _PreparedLoss:
         self.is_double = problem.W.dtype is torch.float64
         self.attention = _extension.loaded().attention
 
-    def __call__(
-        self, problem: Problem, y: Tensor | None, weight: Tensor | None, draw: Draw | None
-    ) -> LossAndGradients | None:
-        bound = self.bind(problem, y, weight)
-        return None if bound is None else bound(draw)
-
     def bind(self, problem: Problem, y: Tensor | None, weight: Tensor | None) -> BoundLoss | None:
         x, _, q, task, p, A, C, W, v, h, *_ = problem
         inputs: list[Any] = [x, q, task, p, A, C, W, v, h, y, weight]

@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Tensor | None, ...]:
-        """The arrays of its source, in the order of the extension."""
+        """The arrays of its source, in the order of the extension; `packed` repeats them to save a call."""
         recipe = self.recipe
         return recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor
 
@@ -58,7 +58,7 @@ class Draw(NamedTuple):
     def packed(self, copies: Sequence[Tensor | None] | None = None) -> tuple[Any, ...]:
         """As the extensions take it, with its arrays or `copies` of them; addresses are valid while these live."""
         recipe = self.recipe
-        arrays = self.arrays if copies is None else copies
+        arrays = copies or (recipe.means, recipe.factors, recipe.cumulative, recipe.strata, recipe.feature_factor)
         return (
             (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
             (recipe.radius, recipe.noise_std),

@@ -331,7 +331,8 @@ class Plan:
         y, weight, draw, backend = args.y, args.weight, args.draw, self.backend
         if self.repeats and self.prepared is None:
             self.prepared = backend.prepare(problem, self.inner, draw is not None)
-        prepared = None if self.prepared is None else self.prepared(problem, y, weight, draw)
+        bound = None if self.prepared is None else self.prepared.bind(problem, y, weight)
+        prepared = None if bound is None else bound(draw)
         if prepared is not None:
             value, per_task, gradients = prepared
             if self.is_direct:

@@ -141,15 +141,15 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def heading() -> str:
-    """The first line of the table of cells."""
-    return COLUMNS.line(COLUMNS.widths, terminal_width())
+def heading(before: int = 0) -> str:
+    """The first line of the table of cells, with room for so many characters before it."""
+    return COLUMNS.line(COLUMNS.widths, terminal_width() - before)
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any], before: int = 0) -> str:
     """A cell in the table: risks, excess of the best trial, and trials that did not diverge."""
     numbers = [row[name] for name in ("min", "q25", "median", "q75", "mean")]
     excess = "-" if row["excess_percent"] is None else f"{row['excess_percent']:+.3f} %"
     trials = f"{row['trials'] - row['diverged']}/{row['trials']}"
     texts = [row["regime"], row["n"], number(row["theory"]), number(row["best"]), excess, *map(number, numbers), trials]
-    return COLUMNS.line(texts, terminal_width())
+    return COLUMNS.line(texts, terminal_width() - before)

@@ -18,7 +18,7 @@ from fastlin.training.regimes import REGIMES
 
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 # Keywords of `fl.train` that belong to the call, not to the run.
-OF_THE_CALL = {"after", "out", "resume", "progress", "checkpoint_seconds"}
+OF_THE_CALL = {"after", "out", "resume", "progress", "checkpoint_seconds", "callback"}
 TASK = fl.FixedTask([1.0, 0.0, 2.0], noise_std=0.3, bias=True)
 BIASED = fl.SphereTasks(3, noise_std=0.3, bias=True)
 
@@ -56,7 +56,7 @@ def test_flags_are_fields(monkeypatch, tmp_path):
     for name in others:
         command += ["--set", f"{name}=7"]
     assert cli.main(command) == 1
-    call = {"sweep": None, "resume": False}
+    call = {"sweep": None, "resume": False, "watch": None}
     assert given.pop("report")
     assert given == {**flags, **dict.fromkeys(others, 7), **call}
     given.clear()

@@ -108,7 +108,7 @@ def test_more_batches_and_other_seeds():
     ("arguments", "error", "message"),
     [
         ({"model": 3}, TypeError, "model: got a int"),
-        ({"source": fl.FixedTask}, TypeError, "source: got a ABCMeta, wants a task source"),
+        ({"source": fl.FixedTask}, TypeError, "source: got the class FixedTask, wants a task source"),
         (
             {"source": fl.FixedTask([1.0, 0.0, 0.0])},
             ValueError,

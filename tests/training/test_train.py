@@ -352,7 +352,7 @@ def test_progress(capsys, monkeypatch):
     assert "6/6" in shown.err
     assert "joint n=4" in shown.err
     line = shown.err.splitlines()[-1].split("\r")[-1]
-    assert re.search(r" 6/6 \[00:00 left, .*step/s, [0-9.]+M seq/s, loss [0-9.]+ \([+-][0-9.]+ %\)\]$", line)
+    assert re.search(r" 6/6 steps, 0:00 left, \d+ steps/s, [0-9.]+M seq/s, loss [0-9.]+ \([+-][0-9.]+ %\)$", line)
     assert len(line) < 100
     for asked, expected in ((None, True), (False, False)):
         monkeypatch.setattr(sys, "stderr", Terminal())

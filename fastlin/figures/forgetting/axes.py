@@ -50,6 +50,10 @@ def points(label: str, x: Iterable[float], y: Tensor, error: Tensor, colour: int
     return PlottedCurve(label, [float(value) for value in x], finite_or_none(y), finite_or_none(error), True, colour)
 
 
+def as_dicts(axes: Sequence[Axes]) -> list[dict[str, Any]]:
+    return [asdict(one) for one in axes]
+
+
 def as_csv(name: str, axes: Sequence[Axes]) -> str:
     rows = [
         [name, one.title, curve.label, "points" if curve.points else "theory", x, y, error]
@@ -89,7 +93,7 @@ class AxesFigure(Figure):
 
     def closing(self, record: dict[str, Any], folder: Path, shallower: Mapping[str, Any] | None) -> Closing:
         axes, caption, table = self.result(record, folder)
-        record["axes"], record["table"] = [asdict(one) for one in axes], table
+        record["axes"], record["table"] = as_dicts(axes), table
         return Closing(caption, as_csv(self.name, axes), report.as_table(record))
 
     @abstractmethod
