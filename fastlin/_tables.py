@@ -62,7 +62,7 @@ class Columns(NamedTuple):
         return align(shown, [self.widths[name] for name in kept])
 
     def left_out(self, width: int, before: int = 0) -> str:
-        """A line about the columns that are left out, with so many characters before them; nothing if there are none."""
+        """A line about the columns left out, with so many characters before them; nothing if there are none."""
         kept = self.kept(width - before)
         missing = [name for name in self.widths if name not in kept]
         return f"{wrapped(f'not shown in {width} columns: ' + ', '.join(missing), width, '  ')}\n" if missing else ""
