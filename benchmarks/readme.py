@@ -70,10 +70,11 @@ def headline(record: dict[str, Any]) -> str:
     peers = {"eager@trial": "in eager torch", "vmap-gram": "with torch.func.vmap", "jax-gram": "in JAX"}
     others = [f"{times[label]} {how}" for label, how in peers.items() if label in times]
     return (
-        f"A cell of the paper, {training['trials']} trials of {training['train_steps']:,} steps of {training['batch']} "
-        f"sequences: **{times['fastlin']} here, {', '.join(others)}**. Extrapolated from timed steps on "
-        f"{machine['cores']} cores of an {machine['cpu']} ({machine['instruction_set']}), {record['date'][:10]}. Of "
-        "the attention, each computes only the query's row, or its Gram form. [All benchmarks](docs/benchmarks.md).\n"
+        f"One cell of the paper (a regime at one context length), {training['trials']} trials of "
+        f"{training['train_steps']:,} steps of {training['batch']} sequences: **{times['fastlin']} here, {', '.join(others)}**. Extrapolated from timed steps on "
+        f"{machine['cores']} cores of an {machine['cpu']} ({machine['instruction_set']}), {record['date'][:10]}. Eager "
+        "torch computes only the query's row of the attention, vmap and JAX its Gram form. "
+        "[All benchmarks](docs/benchmarks.md).\n"
     )
 
 
@@ -96,8 +97,25 @@ def table(record: dict[str, Any]) -> str:
         "attention, or full attention in a stack; `eager-gram` is the Gram form; with trials, both are under "
         "`torch.func.vmap`; `compile` and `jax` are the faster of their two forms. FMA and read: achieved "
         "fraction of peak compute and read bandwidth, counting only necessary work and data, above 100 % where "
-        "the data were still in a cache. Memory is the peak beyond inputs and outputs.\n\n"
+        "the data were still in a cache. Memory is the peak beyond inputs and outputs. "
+        "`eager-product` puts both vectors in one matrix product, `eager-linear` multiplies keys and values first, "
+        f"`numpy` is BLAS with gradients by hand, `@trial` is one trial at a time.{_fresh(record)}\n\n"
         f"{_training(record['others'].get('training'))}{pictures}\n"
+    )
+
+
+def _fresh(record: dict[str, Any]) -> str:
+    """A sentence about tokens that are not in a cache."""
+    labels = ("fastlin@fresh", "compile@fresh")
+    found = {
+        entry["label"]: entry for case in record["cases"] for entry in case["contenders"] if entry["label"] in labels
+    }
+    if len(found) < len(labels):
+        return ""
+    ours, peer = (found[label]["median"] for label in labels)
+    return (
+        " Every call has the same tokens, so they may be in a cache; with other tokens in each call `prompt_loss` at "
+        f"n = 50 takes {in_units(ours)}, and `compile` {peer / ours:.3g} times that."
     )
 
 

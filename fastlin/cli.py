@@ -156,8 +156,9 @@ def _add_train(commands: Any) -> None:
 
     description = (
         "Train at every context length of a config, and at every value of --sweep; write the table (risk.csv, .json, "
-        ".md), risk against n or the swept field on closed forms, and risk against steps. Ctrl-C leaves a checkpoint; "
-        "--resume resumes from it. Under torchrun the processes share each batch."
+        ".md), risk against steps (training.png) and, for several context lengths or a --sweep, risk against n or the "
+        "swept field on closed forms (risk.png). Ctrl-C leaves a checkpoint; --resume resumes from it. Under torchrun "
+        "the processes share each batch."
     )
     command = _add(commands, "train", _train, "train a model in a regime, and compare it with its optimum", description)
     regimes = f"{', '.join(table.regimes('all'))}, or all"
@@ -197,7 +198,8 @@ def _train(options: argparse.Namespace) -> None:
     values = dict(map(_value, options.values))
     for name in {**flags, "n": None, "out": None, "resume": None}:
         if name in values:
-            raise ValueError(f"--set: got {name}, which has its own flag: --{name.replace('_', '-')}")
+            flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
+            raise ValueError(f"--set: got {name}, which has its own flag: {flag}")
     values |= {name: value for name, value in flags.items() if value is not None and name != "device"}
     sweep = _swept(options.sweep)
     rows: list[dict[str, Any]] = []
@@ -276,7 +278,10 @@ def _add_reproduce(commands: Any) -> None:
     description = "Train every cell of a figure and draw it. Run the same command again to resume after a stop."
     command = _add(commands, "reproduce", _reproduce, "train and draw figures of the papers, with theory", description)
     command.add_argument("figure", metavar="FIGURE", help=f"a figure, or a group of figures: {names.described()}")
-    scales = "quick, or paper: 50 trials × 20,000 steps × batch 8192, for ff 5 × 5000 per phase × 5000"
+    scales = (
+        "quick, or paper: 50 trials × 20,000 steps × batch 8192; for ff 5 trials × 5000 steps per phase × batch 5000 "
+        "(default: quick)"
+    )
     command.add_argument("--scale", default="quick", help=scales)
     _add_lengths(command, "context lengths of figures over n, in place of their settings'")
     command.add_argument("--preset", default="tuned", help="paper, authors or tuned (default: tuned)")

@@ -21,7 +21,7 @@ _SIZES = {
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "bench",
-        help="what the ops cost, against what one would write instead and against the machine's limits",
+        help="time the ops against other implementations and the machine's limits",
         description="Check the ops and their peers against the float64 reference, then time them in interleaved "
         "rounds. Without a choice of rows, ops or sizes: all ops at B = 8192, n = 50, m = 11, curves over every size "
         "and over threads, and training at the paper's scale, in minutes.",

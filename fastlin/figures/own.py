@@ -41,7 +41,7 @@ NAME = "risk"
 _PATH = f"{NAME}.json"
 _RISK = "population risk / E[y²]"
 _OF_A_CALL = ("progress", "checkpoint_seconds", "callback")
-_OTHER_WAYS = {"n": "--n", "context_lengths": "--n", "regime": "--regime"}
+_OTHER_WAYS = {"n": "-n", "context_lengths": "-n", "regime": "--regime"}
 _OPTIONS = [known.name for known in fields(RunConfig)[4:] if known.name != "distributed"]
 _LINE_POINTS = 60
 # An axis with a larger ratio of its ends is logarithmic; that of n as in `fastlin theory`.

@@ -176,14 +176,14 @@ _DECOUPLED = ClosedForm(
     theory.decoupled, "joint+heads", PALETTE["green"], "D", "W, a prompt and a head for each task", (2.2, 1)
 )
 _SHIFT = ClosedForm(
-    theory.shared_shift, "shared shift", PALETTE["sky"], "v", "joint, and one head for all tasks", (1, 1)
+    theory.shared_shift, "shared shift", PALETTE["sky"], "v", "joint, with the head [-m; 1] for all tasks", (1, 1)
 )
 _SCALED = ClosedForm(
     *(theory.scaled_heads, "scaled heads", PALETTE["black"], "P", "joint+heads, and a scale of each head"),
     (6, 1, 1, 1, 1, 1),
 )
 _BOUND = ClosedForm(
-    theory.heads_lower_bound, "lower bound", PALETTE["grey"], "X", "below any prompts and heads", (1, 2)
+    theory.heads_lower_bound, "lower bound", PALETTE["grey"], "X", "no prompts and heads can go below it", (1, 2)
 )
 
 STUDIES = ("prompts", "forgetting")

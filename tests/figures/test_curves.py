@@ -183,10 +183,10 @@ def test_table_of_a_figure():
         "plain         W, without prompts\n"
         "fine-tune     a prompt for each task, with the W of plain\n"
         "joint         W and a prompt for each task\n"
-        "shared shift  joint, and one head for all tasks\n"
+        "shared shift  joint, with the head [-m; 1] for all tasks\n"
         "joint+heads   W, a prompt and a head for each task\n"
         "scaled heads  joint+heads, and a scale of each head\n"
-        "lower bound   below any prompts and heads\n"
+        "lower bound   no prompts and heads can go below it\n"
         "In fl.theory, CSV and JSON: fine-tune is fine_tuned, joint+heads is decoupled,\n"
         "lower bound is heads_lower_bound.\n"
     )
