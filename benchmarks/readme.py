@@ -71,10 +71,10 @@ def headline(record: dict[str, Any]) -> str:
     others = [f"{times[label]} {how}" for label, how in peers.items() if label in times]
     return (
         f"One cell of the paper (a regime at one context length), {training['trials']} trials of "
-        f"{training['train_steps']:,} steps of {training['batch']} sequences: **{times['fastlin']} here, {', '.join(others)}**. Extrapolated from timed steps on "
-        f"{machine['cores']} cores of an {machine['cpu']} ({machine['instruction_set']}), {record['date'][:10]}. Eager "
-        "torch computes only the query's row of the attention, vmap and JAX its Gram form. "
-        "[All benchmarks](docs/benchmarks.md).\n"
+        f"{training['train_steps']:,} steps of {training['batch']} sequences: **{times['fastlin']} here, "
+        f"{', '.join(others)}**. Extrapolated from timed steps on {machine['cores']} cores of an {machine['cpu']} "
+        f"({machine['instruction_set']}), {record['date'][:10]}. Eager torch computes only the query's row of the "
+        "attention, vmap and JAX its Gram form. [All benchmarks](docs/benchmarks.md).\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -200,6 +201,8 @@ def _train(options: argparse.Namespace) -> None:
         if name in values:
             flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
             raise ValueError(f"--set: got {name}, which has its own flag: {flag}")
+    for name in {*inspect.signature(own.train_panel).parameters, "callback"} & values.keys():
+        raise ValueError(f"--set: got {name}, wants a field of a run")
     values |= {name: value for name, value in flags.items() if value is not None and name != "device"}
     sweep = _swept(options.sweep)
     rows: list[dict[str, Any]] = []

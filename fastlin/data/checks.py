@@ -73,6 +73,8 @@ def check_means(name: str, value: Any, d: int | None = None) -> Tensor:
         return check_array(name, tensor if d is None or tensor.ndim != 1 else tensor[:, None].expand(-1, d), ("K", "d"))
     vectors = [_numbers(f"{name}[{k}]", entry) for k, entry in enumerate(entries)]
     d = d or max((vector.shape[-1] for vector in vectors if vector.ndim), default=0)
+    if d == 0:
+        raise ValueError(f"{name}: got {len(vectors)} entries without a vector, wants (K, d)")
     spread = [vector if vector.ndim else vector.expand(d) for vector in vectors]
     return torch.stack([check_array(f"{name}[{k}]", vector, (d,)) for k, vector in enumerate(spread)])
 
@@ -91,6 +93,11 @@ def check_covariances(name: str, value: Any, shape: Sequence[int]) -> Tensor:
     tensor = _numbers(name, value)
     if tensor.shape != tuple(shape[: tensor.ndim]):
         raise _misshapen(name, tensor, shape)
+    if tensor.ndim == 2 and len(shape) > 2 and shape[0] == shape[1] and not isinstance(value, (list, tuple)):
+        raise ValueError(
+            f"{name}: got shape {tuple(tensor.shape)}, one matrix or the diagonals of {shape[0]} tasks; "
+            f"wants {tuple(shape)}, or a list with an entry for each task"
+        )
     is_diagonal = tensor.ndim < len(shape)
     if is_diagonal:
         if math.prod(shape) > _MOST_NUMBERS:

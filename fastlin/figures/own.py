@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fastlin import settings
-from fastlin._checks import choice
-from fastlin._files import FileError, create_folder, digest, write_json, write_text
+from fastlin._checks import choice, kind, real
+from fastlin._files import FileError, create_folder, digest, locked, write_json, write_text
 from fastlin._tables import csv_text
 from fastlin.data.sources import TaskMixture
 from fastlin.figures import panel_files, report
@@ -30,11 +30,11 @@ from fastlin.figures.forgetting.axes import Axes, PlottedCurve
 from fastlin.figures.panel_files import ENDED
 from fastlin.figures.panels import AXES, Cell, closed_forms
 from fastlin.settings import Config
-from fastlin.training import table, team
+from fastlin.training import callbacks, table, team
 from fastlin.training.config import RunConfig
 from fastlin.training.record import check_folder, first_difference
-from fastlin.training.regimes import Regime, named
-from fastlin.training.team import team_of
+from fastlin.training.regimes import CLOSED_FORMS, Regime, named
+from fastlin.training.team import Team, team_of
 
 Sweep = tuple[str, Sequence[Any]]
 NAME = "risk"
@@ -129,6 +129,11 @@ def train_panel(
     >>> [(cell["row"]["regime"], cell["row"]["n"]) for cell in record["cells"]]
     [('plain', 2), ('plain', 5), ('joint', 2), ('joint', 5)]
     """
+    if watch is not None:
+        callbacks.check_watch(watch)
+        if options.get("callback") is not None:
+            raise ValueError("callback: got one beside watch, wants either")
+    real("checkpoint_seconds", options.get("checkpoint_seconds", 0.0), 0.0)
     names = [regimes] if isinstance(regimes, (str, Regime)) else regimes
     config = _config(task, lengths)
     if title is not None:
@@ -136,10 +141,18 @@ def train_panel(
     plan = _plan(config, [named(regime) for regime in names], sweep, options)
     first = next(iter(plan.runs.values()))
     processes = team_of(first.device, first.distributed)
-    record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, Path(out), resume))
+    busy = FileError(f"{out}: another process is training in this folder; wants a folder for each command, or wait")
+    with locked(Path(out), busy) if processes.first else nullcontext():
+        return _trained(plan, Path(out), processes, resume, report, watch)
+
+
+def _trained(
+    plan: _Plan, out: Path, processes: Team, resume: bool, report: Callable[..., object], watch: str | None
+) -> dict[str, Any]:
+    record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, out, resume))
     entries = {cell["key"]: cell for cell in record["cells"]}
     cells = {cell.key: cell for cell in plan.cells}
-    with nullcontext(Path(out)) if processes.first else team.folder(Path(out)) as folder:
+    with nullcontext(out) if processes.first else team.folder(out) as folder:
         for point in plan.points:
             swept = {} if plan.field is None else {plan.field: point.value}
 
@@ -150,7 +163,13 @@ def train_panel(
                 if processes.first:
                     report({**swept, **row})
 
-            table.train_cells(point.config, plan.rows, folder / point.folder, resume, ended, watch, **point.options)
+            def watching(cell: str, point: Point = point) -> Any:
+                name = plan.points[0].config.name
+                assert watch is not None
+                return callbacks.watch_cell(watch, out, name, point.folder + cell)
+
+            watched = None if watch is None else watching
+            table.train_cells(point.config, plan.rows, folder / point.folder, resume, ended, watched, **point.options)
         _finish(folder, record)
     return record
 
@@ -167,10 +186,16 @@ def close(out: Path, records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _config(task: Any, lengths: Sequence[int] | None) -> Config:
+    if lengths is not None and not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths: got {lengths!r}, wants a list of context lengths")
     if isinstance(task, TaskMixture):
         if lengths is None:
             raise ValueError("lengths: got None beside a TaskMixture, wants the context lengths")
         return settings.of_mixture(task, lengths)
+    if not isinstance(task, (str, Path, Config)):
+        raise TypeError(
+            f"task: got {kind(task)}, wants a TaskMixture, a Config, a CONFIG.toml or the name of a setting"
+        )
     config = task if isinstance(task, Config) else settings.load(task)
     return config if lengths is None else config.with_lengths(lengths)
 
@@ -179,6 +204,13 @@ def _plan(config: Config, rows: list[Regime], sweep: Sweep | None, options: dict
     """Check every cell of a call."""
     if not rows:
         raise ValueError("regimes: got none, wants one or more")
+    if sweep is not None and not (
+        isinstance(sweep, (tuple, list))
+        and len(sweep) == 2
+        and isinstance(sweep[1], Iterable)
+        and not isinstance(sweep[1], str)
+    ):
+        raise TypeError(f"sweep: got {sweep!r}, wants (field, values), as in ('noise_std', [0, 1])")
     field = None if sweep is None else sweep[0]
     points = [Point(None, "", 0.0, config, options)] if sweep is None else _points(config, *sweep, options)
     cells, runs = [], {}
@@ -190,6 +222,7 @@ def _plan(config: Config, rows: list[Regime], sweep: Sweep | None, options: dict
                 with_value = f"{field} = {text(point.value)}"
                 run = _named_error(field, with_value, RunConfig.resolve, point.config.mixture, row, n, **given)
                 form = row.closed_form if run.model != "softmax" else None
+                form = form if form in CLOSED_FORMS.values() else None  # pictures and records name the form
                 sizes = (run.model, run.layers, run.attention_heads, n, form and form.name)
                 key = f"{point.folder}{row.name}-n{n}"
                 cells.append(Cell(NAME, key, n if several else point.place, point.config, row.name, *sizes))
@@ -213,7 +246,7 @@ def _points(config: Config, field: str, values: Sequence[Any], options: dict[str
     if field in _OTHER_WAYS:
         raise ValueError(f"sweep: got {field}, wants another field: {_OTHER_WAYS[field]} has a list of its own")
     choice("sweep", field, [*settings.SWEPT, *_OPTIONS])
-    values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    values = [_as_lists(value.tolist() if hasattr(value, "tolist") else value) for value in values]
     if not values:
         raise ValueError(f"sweep: got no values of {field}, wants one or more")
     if field in options:
@@ -221,13 +254,18 @@ def _points(config: Config, field: str, values: Sequence[Any], options: dict[str
     axis = _places(values)
     points: list[Point] = []
     for value, place in zip(values, axis or range(len(values)), strict=True):
-        if any(value == point.value for point in points):
+        folder = f"{field}={_file_name(value)}/"
+        if any(folder == point.folder or value == point.value for point in points):
             raise ValueError(f"sweep: got {field} = {text(value)} more than once, wants different values")
         at, more = config, {field: value}
         if field in settings.SWEPT:
             at, more = _named_error(field, f"{field} = {text(value)}", config.with_value, field, value), {}
-        points.append(Point(_plain(value), f"{field}={_file_name(value)}/", float(place), at, {**options, **more}))
+        points.append(Point(_plain(value), folder, float(place), at, {**options, **more}))
     return points
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _places(values: Sequence[Any]) -> list[float] | None:
@@ -264,9 +302,11 @@ def _opened(plan: _Plan, out: Path, resume: bool) -> dict[str, Any]:
         check_folder(out / key, run.describe(), resume)
     path, asked = out / _PATH, _asked(plan)
     kept: list[dict[str, Any]] = []
+    ended: dict[str, dict[str, Any]] = {}
     if path.exists():
         earlier = panel_files.read(path)
-        kept = [cell for cell in earlier["cells"] if cell["row"] is not None and cell["key"] not in plan.runs]
+        ended = {cell["key"]: cell for cell in earlier["cells"] if cell["row"] is not None}
+        kept = [cell for key, cell in ended.items() if key not in plan.runs]
         difference = first_difference(earlier["asked"], asked) if kept else None
         if difference is not None:
             name, theirs, own = difference
@@ -275,6 +315,10 @@ def _opened(plan: _Plan, out: Path, resume: bool) -> dict[str, Any]:
                 "wants the same to add regimes or context lengths, or another folder"
             )
     record = _new_record(plan, asked, kept)
+    # The folders have been checked: cells that ended have the same rows again.
+    record["cells"] = [ended.get(cell["key"], cell) for cell in record["cells"]]
+    if all(cell["row"] is not None for cell in record["cells"]) and len(ended) == len(record["cells"]):
+        record |= {name: earlier[name] for name in ("caption", "axes") if name in earlier}
     write_json(create_folder(out) / _PATH, record)
     return record
 
@@ -284,7 +328,10 @@ def _new_record(plan: _Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, 
     config, field = plan.points[0].config, plan.field
     rows = [cell["row"] for cell in kept]
     lengths = sorted({*plan.lengths, *(row["n"] for row in rows)})
-    forms = {row["regime"]: row["curve"] for row in rows} | {cell.regime: cell.curve for cell in plan.cells}
+    named_forms = [(row["regime"], row["curve"]) for row in rows] + [(cell.regime, cell.curve) for cell in plan.cells]
+    forms = dict.fromkeys(regime for regime, _ in named_forms) | {
+        r: form for r, form in named_forms if form is not None
+    }
     at_one_n = "" if len(lengths) > 1 else f", n = {lengths[0]}"
     title = f"{config.name}{at_one_n}" if field is None else f"{config.name}: sweep of {field}{at_one_n}"
     opening: dict[str, Any] = {"runs": ".", "remarks": [config.description] if config.description else []}

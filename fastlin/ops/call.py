@@ -261,6 +261,7 @@ class Plan:
         The results of later calls may overwrite those of earlier ones.
         """
         bound: BoundLoss | None = None
+        self.repeats = True
         if self.is_direct:
             problem, _, _ = self._problem(args.tensors)
             prepared = self.backend.prepare(problem, self.inner, True)

@@ -209,8 +209,8 @@ def sampled_gradients(
     place: Sequences = {"seed": seed, "step": 0, "stream": stream, "offset": offset}
     known = {"K": (mix.K, "mix"), "m": (mix.m, "mix")}
     (checked, _), weights = call.signature(op, tensors, None, weight, settings, known)
-    args, backend = call.checked(Arguments(tensors, checked, weight=weights, wants=wants))
     draw: Callable[..., Draw | None] = getattr(mix, "draw", lambda *_, **__: None)
+    args, backend = call.checked(Arguments(tensors, checked, weight=weights, wants=wants))
     is_drawn = backend.draws and type(stream) is int and draw(batch, n, **place) is not None
     bound = call.Plan("sampled", args, backend).bind(args) if is_drawn else None
 

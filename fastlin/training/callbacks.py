@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from fastlin._checks import choice
 from fastlin.training.judge import excess_percent
 
 Record = dict[str, Any]
@@ -55,10 +56,7 @@ class Watch(ABC):
     """Name of the package, and of the extra that installs it."""
 
     def __init__(self) -> None:
-        if importlib.util.find_spec(self.extra) is None:
-            raise ModuleNotFoundError(
-                f"{self.extra}: not installed; pip install 'fastlin[{self.extra}]' brings it", name=self.extra
-            )
+        _check_installed(self.extra)
         self._log: Any = None
 
     def __call__(self, record: Record) -> None:
@@ -90,6 +88,16 @@ class Watch(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _check_installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"{package}: not installed; pip install 'fastlin[{package}]' brings it", name=package)
+
+
+def check_watch(package: str) -> None:
+    """Raise unless `package` names a ready callback whose package is installed."""
+    _check_installed(choice("watch", package, (TensorBoard.extra, WandB.extra)))
 
 
 def watch_cell(package: str, out: Path, project: str, cell: str) -> Watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from fastlin._files import FileError, read_json, write_text
 from fastlin._tables import Columns, number, terminal_width
 from fastlin.data.sources import TaskMixture
 from fastlin.settings import Config
-from fastlin.training import callbacks
 from fastlin.training.config import RunConfig
 from fastlin.training.judge import excess_percent
 from fastlin.training.record import RUN
@@ -48,21 +47,20 @@ def train_cells(
     out: Path,
     resume: bool,
     report: Any,
-    watch: str | None = None,
+    watch: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train regimes at every context length of a config; returns the contents of `out`/summary.json.
 
     Each cell has a folder in `out`; summary.json keeps the cells of earlier calls. With `resume`, cells that have ended
-    are read. `report` is called with the row of each cell when it ends. `watch` names the package that watches each
-    cell (`callbacks.watch_cell`). Other options are those of `train`.
+    are read. `report` is called with the row of each cell when it ends. `watch` makes the callback of a cell, a
+    context manager, from the cell's name. Other options are those of `train`.
     """
-    cells = _earlier_cells(out)
+    cells, given = _earlier_cells(out), options.pop("callback", None)
     for regime in map(named, names):
         for n in config.context_lengths:
             folder = f"{regime.name}-n{n}"
-            watching = nullcontext() if watch is None else callbacks.watch_cell(watch, out, config.name, folder)
-            with watching as callback:
+            with nullcontext(given) if watch is None else watch(folder) as callback:
                 run = train(config.mixture, regime, n, out=out / folder, resume=resume, callback=callback, **options)
             row = {"regime": regime.name, "n": n, "folder": folder, **summary(run)}
             report(row)

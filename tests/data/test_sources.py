@@ -156,6 +156,19 @@ def test_short_covariances_of_many_tasks():
         TaskMixture(torch.zeros(1_000_000, 100))
 
 
+def test_an_array_that_may_be_one_matrix_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^covariances: got shape \(2, 2\), one matrix or the diagonals of 2 tasks; wants"
+    ):
+        TaskMixture([[1.0, 2.0], [0.0, 1.0]], torch.eye(2))
+    assert TaskMixture(torch.zeros(3, 2), torch.ones(3, 2)).covariances.shape == (3, 2, 2)
+
+
+def test_means_without_a_vector_are_refused():
+    with pytest.raises(ValueError, match=r"^means: got 2 entries without a vector, wants \(K, d\)"):
+        TaskMixture([torch.tensor(1.0), torch.tensor(-1.0)])
+
+
 def test_other_short_forms():
     mix = TaskMixture([2, [1.0, 0.0, -1.0]], feature_cov=[1.0, 4.0, 9.0])
     assert mix.means.tolist() == [[2.0, 2.0, 2.0], [1.0, 0.0, -1.0]]

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import re
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from fastlin._files import read_json
 from fastlin.figures import own
 from fastlin.figures.own import train_panel
 from fastlin.training.loop import Loop
+from fastlin.training.regimes import REGIMES, ClosedForm
 
 CONFIG = """
 name = "two tasks"
@@ -195,7 +199,7 @@ def test_a_sweep_at_several_n(capsys):
         (["layers=1,2"], "layers: got 2 for model 'full', wants 1, or model='stack'"),
         (["model=full,ful"], "model: got 'ful' (did you mean full?), wants one of "),
         (["batch=16,32"], "sweep: got batch, which also has the value 32; wants one of both"),
-        (["n=1,2"], "sweep: got n, wants another field: --n has a list of its own"),
+        (["n=1,2"], "sweep: got n, wants another field: -n has a list of its own"),
         (["lr=1,2", "--sweep", "clip=1"], "--sweep: got 2 fields, wants one"),
     ],
 )
@@ -289,3 +293,81 @@ def test_a_killed_close_is_made_up_for(capsys, monkeypatch):
     assert cli.main(["plot", "run"]) == 0
     assert Path("run/risk.csv").read_bytes() == Path("whole/risk.csv").read_bytes()
     assert "run/risk.png" in capsys.readouterr().out
+
+
+def test_a_closed_form_of_ones_own_is_not_taken_for_the_one_of_its_name():
+    def plain(mix, n):
+        return theory.joint(mix, n)
+
+    form = ClosedForm(plain, "mine", "#000000", "o", "for the test")
+    record = train_panel("own.toml", replace(REGIMES["plain"], name="mine", closed_form=form), "run", **SIZES)
+    assert [cell["row"]["theory"] for cell in record["cells"]] == [None, None]
+    assert record["lines"]["curves"] == {}
+
+
+def test_resuming_keeps_what_has_ended(monkeypatch):
+    """Also where it is stopped before the first cell."""
+    record = train_panel("own.toml", ["plain", "joint"], "run", **SIZES)
+    monkeypatch.setattr(own.table, "train_cells", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train_panel("own.toml", ["plain", "joint"], "run", resume=True, **SIZES)
+    assert read_json(Path("run/risk.json"), dict) == record
+
+
+def test_two_commands_in_one_folder():
+    def second(row):
+        with pytest.raises(
+            ValueError, match="run: another process is training in this folder; wants a folder for each"
+        ):
+            train_panel("own.toml", "joint", "run", **SIZES)
+
+    record = train_panel("own.toml", "plain", "run", report=second, **SIZES)
+    assert [cell["row"]["regime"] for cell in record["cells"]] == ["plain", "plain"]
+
+
+def test_a_callback_sees_every_cell():
+    seen = []
+    train_panel("own.toml", "plain", "run", callback=seen.append, **SIZES)
+    assert {record["folder"].name for record in seen} == {"plain-n2", "plain-n5"}
+
+
+@pytest.mark.parametrize("models", [["full", "softmax"], ["softmax", "full"]])
+def test_closed_forms_of_swept_models(models):
+    record = train_panel("own.toml", "joint", "run", lengths=[2], sweep=("model", models), **SIZES)
+    assert list(record["lines"]["curves"]) == ["joint"]
+
+
+def test_each_cell_of_a_sweep_is_watched_by_its_own_name(monkeypatch):
+    names = []
+    monkeypatch.setattr(own.callbacks, "check_watch", lambda package: None)
+    monkeypatch.setattr(
+        own.callbacks, "watch_cell", lambda *given: (names.append(given), nullcontext(lambda record: None))[1]
+    )
+    train_panel("own.toml", "plain", "run", lengths=[2], sweep=("noise_std", [0, 1]), watch="wandb", **SIZES)
+    where = ("wandb", Path("run"), "two tasks")
+    assert names == [(*where, "noise_std=0/plain-n2"), (*where, "noise_std=1/plain-n2")]
+
+
+WRONG_CALLS = [
+    ({"task": fl.SphereTasks(2)}, "task: got a SphereTasks, wants a TaskMixture, a Config, a CONFIG.toml or"),
+    ({"lengths": 5}, "lengths: got 5, wants a list of context lengths"),
+    ({"sweep": "noise_std"}, "sweep: got 'noise_std', wants (field, values), as in"),
+    ({"sweep": ("noise_std", 0.5)}, "sweep: got ('noise_std', 0.5), wants (field, values), as in"),
+    ({"sweep": ("dtype", [torch.float32] * 2)}, "sweep: got dtype = float32 more than once, wants different values"),
+    ({"watch": "wadnb"}, "watch: got 'wadnb' (did you mean wandb?), wants one of tensorboard, wandb"),
+    ({"checkpoint_seconds": -1}, "checkpoint_seconds: got -1, wants a finite number >= 0"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_CALLS, ids=[message[:24] for _, message in WRONG_CALLS])
+def test_wrong_calls(wrong, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        train_panel(**{"task": "own.toml", "regimes": "plain", "out": "run", **SIZES, **wrong})
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("name", ["lengths", "sweep", "title", "callback"])
+def test_only_fields_of_a_run_are_set(name, capsys):
+    assert cli.main(["train", "own.toml", "--regime", "plain", "--out", "run", "--set", f"{name}=1"]) == 1
+    assert capsys.readouterr().err.startswith(f"fastlin: --set: got {name}, wants a field of a run")
+    assert not Path("run").exists()

@@ -256,4 +256,4 @@ def test_the_command_without_the_package(command, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main([*command, "wandb"]) == 1
     assert capsys.readouterr().err == "fastlin: wandb: not installed; pip install 'fastlin[wandb]' brings it\n"
-    assert not Path("run/plain-n5").exists()
+    assert not Path("run").exists()

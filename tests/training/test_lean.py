@@ -12,6 +12,7 @@ from fastlin import backends
 from fastlin._files import read_json
 from fastlin.backends.update import UpdateRule, UpdateState
 from fastlin.ops import call
+from fastlin.ops.sampled import sampled_gradients
 from fastlin.training import update
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
@@ -316,3 +317,21 @@ def test_arguments_of_the_compiled_update():
     assert torch.equal(own.state.values[0], values[0])
     with pytest.raises(fl.BackendError, match="backend 'eager' has no optimiser update"):
         backends.load("eager").prepare_update(rule, own.state)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_calls_that_are_bound_once_agree_with_calls_of_their_own(backend):
+    torch.manual_seed(0)
+    mix, m = fl.SphereTasks(3), 4
+    forms = {"A": torch.randn(2, m, m) / m, "C": torch.randn(2, m, m) / m, "h": torch.randn(1, m), "p": None}
+    options = {"scale": 0.1, "backend": backend}
+    place = {"seed": 3, "stream": 1, "offset": 0}
+    of_step = sampled_gradients("sampled_stack_loss", mix, 6, 40, forms, "A", None, options, **place)
+    for step in range(3):
+        loss, grads = of_step(step)
+        A = forms["A"].clone().requires_grad_()
+        expected, _ = fl.sampled_stack_loss(mix, 6, 40, None, A, forms["C"], forms["h"], step=step, **place, **options)
+        (gradient,) = torch.autograd.grad(expected, A)
+        assert torch.allclose(loss, expected, rtol=1e-5)
+        assert torch.allclose(grads["A"], gradient, rtol=1e-4, atol=1e-5)
+        forms["A"].mul_(0.9)
