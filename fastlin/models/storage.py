@@ -70,11 +70,12 @@ def load(path: str | Path) -> Model:
 
     Examples
     --------
-    >>> import tempfile
-    >>> few = {"steps": 5, "batch": 64, "progress": False}
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     run = fl.train(fl.SphereTasks(2), "plain", 5, out=out, **few)
-    ...     print(fl.models.load(run.folder / "model.safetensors").W.shape)
+    >>> import tempfile, pathlib
+    >>> run = fl.train(fl.SphereTasks(2), "plain", 5, steps=5, batch=64, progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "model.safetensors"
+    ...     fl.models.save(run.model, path)
+    ...     print(fl.models.load(path).W.shape)
     torch.Size([1, 3, 3])
     """
     described, tensors = _tensors.read(Path(path), "model")

@@ -97,8 +97,8 @@ def excess_error(theta0: Any, theta: Any, n: Any, c: Any = 1.0, cov: Any = None,
 
     Examples
     --------
-    >>> theta = [7.0, 0.0, 0.0]
-    >>> fl.theory.forgetting.excess_error(theta, theta, n=None, c=1.0)  # (c - 6/7)^2 7^2
+    >>> seven = [7.0, 0.0, 0.0]  # the best c is 6/7
+    >>> fl.theory.forgetting.excess_error(seven, seven, n=None, c=1.0)
     tensor(1.0000, dtype=torch.float64)
     """
     d, _, t = _products(theta0, theta, cov)
