@@ -123,9 +123,9 @@ def train_panel(
     --------
     >>> import tempfile
     >>> from fastlin.figures.own import train_panel
-    >>> mix = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]], torch.eye(2).expand(2, 2, 2), [0.5, 0.5])
+    >>> mix, few = fl.TaskMixture([[1.0, 0.0], [0.0, -1.0]]), {"steps": 5, "batch": 64}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     record = train_panel(mix, ["plain", "joint"], out, lengths=[2, 5], steps=5, batch=64)
+    ...     record = train_panel(mix, ["plain", "joint"], out, lengths=[2, 5], **few)
     >>> [(cell["row"]["regime"], cell["row"]["n"]) for cell in record["cells"]]
     [('plain', 2), ('plain', 5), ('joint', 2), ('joint', 5)]
     """

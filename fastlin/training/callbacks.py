@@ -32,8 +32,10 @@ def scalars(record: Record) -> dict[str, float]:
 
     Examples
     --------
-    >>> record = {"lr": 0.01, "loss": [2.5, None, 2.0], "risk": [2.2, None, 1.8], "theory": 1.5}
-    >>> fl.training.callbacks.scalars(record)["loss/median"], fl.training.callbacks.scalars(record)["risk/min"]
+    >>> risks = {"loss": [2.5, None, 2.0], "risk": [2.2, None, 1.8], "theory": 1.5}
+    >>> record = {"lr": 0.01, **risks}
+    >>> numbers = fl.training.callbacks.scalars(record)
+    >>> numbers["loss/median"], numbers["risk/min"]
     (2.25, 1.8)
     """
     numbers = {"lr": record["lr"]}
@@ -118,7 +120,8 @@ class TensorBoard(Watch):
 
     Examples
     --------
-    >>> with fl.training.callbacks.TensorBoard("runs/tensorboard/joint") as watch:  # doctest: +SKIP
+    >>> from fastlin.training.callbacks import TensorBoard
+    >>> with TensorBoard("runs/tensorboard/joint") as watch:  # doctest: +SKIP
     ...     run = fl.train(mix, "joint", 10, callback=watch)
     """
 
@@ -154,7 +157,8 @@ class WandB(Watch):
 
     Examples
     --------
-    >>> with fl.training.callbacks.WandB("prompts", name="joint", mode="offline") as watch:  # doctest: +SKIP
+    >>> from fastlin.training.callbacks import WandB
+    >>> with WandB("prompts", name="joint", mode="offline") as watch:  # doctest: +SKIP
     ...     run = fl.train(mix, "joint", 10, callback=watch)
     """
 
