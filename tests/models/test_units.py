@@ -86,3 +86,13 @@ def test_units_of_softmax_attention():
     assert_close(other.attention, linear.attention * c, 1e-15)
     assert torch.equal(other.head, linear.head)
     assert other.loss == linear.loss
+
+
+def test_units_of_attention_that_the_op_divides():
+    """A scale of 1/(n + 1) in the op is a factor of the units, so that both start alike."""
+    place = {"seed": 0, "stream": 1}
+    for n in (0, 7):
+        divided, plain = (
+            fl.models.measured(fl.SphereTasks(3), n, shot_scale=scale, **place) for scale in (True, False)
+        )
+        assert torch.equal(divided.attention / (n + 1), plain.attention)

@@ -46,18 +46,18 @@ def perform(out, said, space=None, checkpoint=0.02):
     """`fastlin reproduce 2c --jobs 1`, small and without pictures; no file can be larger than `space` bytes."""
     from fastlin import cli, plots
     from fastlin.figures import reproduce, sweep
-    from fastlin.figures.reproduce import Effort, Request
+    from fastlin.figures.reproduce import Effort
 
     for stream in (1, 2):
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), stream)
-    plots.panel = lambda folder, name: []
+    plots.panel = lambda folder, name, **look: []
     reproduce.SCALES = {"quick": {"layer": Effort(2, STEPS, 32)}}
-    reproduce.Request = functools.partial(Request, lengths=tuple(LENGTHS))
     sweep.train = functools.partial(sweep.train, checkpoint_seconds=checkpoint)
     if space is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (space, resource.RLIM_INFINITY))
-    return cli.main(["reproduce", "2c", "--jobs", "1", "--out", out])
+    lengths = ",".join(map(str, LENGTHS))
+    return cli.main(["reproduce", "2c", "-n", lengths, "--jobs", "1", "--out", out])
 
 
 class Server:
