@@ -291,7 +291,7 @@ FAULTS = (
           "float(values.std()) / len(values) ** 0.5",
           "float(values.std(correction=0)) / len(values) ** 0.5"),
     Fault("swept-option-stays", "figures", "ignored option",
-          "fastlin/figures/own.py", "tests/figures/test_own.py",
+          "fastlin/figures/own_plan.py", "tests/figures/test_own.py",
           "float(place), at, {**options, **more}))",
           "float(place), at, options))"),
     Fault("bars-in-raw-risk", "plots", "wrong scale",

@@ -189,7 +189,7 @@ def _run_flags() -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from fastlin.figures import own, status
+    from fastlin.figures import own, own_plan, status
     from fastlin.training import table, team
     from fastlin.training.judge import below_theory
 
@@ -208,7 +208,7 @@ def _train(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any]) -> None:
-        first, heading = ("", "") if sweep is None else (f"{own.text(row[sweep[0]]):15} ", f"{sweep[0]:15} ")
+        first, heading = ("", "") if sweep is None else (f"{own_plan.text(row[sweep[0]]):15} ", f"{sweep[0]:15} ")
         if not rows:
             print(heading + table.heading(len(heading)))
         print(first + table.line(row, len(first)), flush=True)
@@ -234,7 +234,7 @@ def _train(options: argparse.Namespace) -> None:
         for note in below_theory(row["excess_percent"] for row in rows):
             print(_tables.wrapped(note, width))
         if first:
-            print(*(out / f"{own.NAME}.{suffix}" for suffix in ("csv", "json", "md")), sep="\n")
+            print(*(out / f"{own_plan.NAME}.{suffix}" for suffix in ("csv", "json", "md")), sep="\n")
             try:
                 pictures = plots.experiment(out, **plots.chosen(options))
                 print(*(path for path in pictures if path.parent == out), sep="\n")

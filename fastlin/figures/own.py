@@ -12,67 +12,34 @@ All values are checked before the first cell trains. The record is replaced when
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fastlin import settings
-from fastlin._checks import choice, kind, real
-from fastlin._files import FileError, create_folder, digest, locked, write_json, write_text
+from fastlin._checks import real
+from fastlin._files import FileError, create_folder, locked, write_json, write_text
 from fastlin._tables import csv_text
 from fastlin.data.sources import TaskMixture
 from fastlin.figures import panel_files, report
 from fastlin.figures.curves import line_lengths
 from fastlin.figures.forgetting.axes import Axes, PlottedCurve
+from fastlin.figures.own_plan import NAME, Plan, Point, Sweep, config_of, places_of, plan_of, text
 from fastlin.figures.panel_files import ENDED
-from fastlin.figures.panels import AXES, Cell, closed_forms
+from fastlin.figures.panels import AXES, closed_forms
 from fastlin.settings import Config
 from fastlin.training import callbacks, table, team
-from fastlin.training.config import RunConfig
 from fastlin.training.record import check_folder, first_difference
-from fastlin.training.regimes import CLOSED_FORMS, Regime, named
+from fastlin.training.regimes import Regime, named
 from fastlin.training.team import Team, team_of
 
-Sweep = tuple[str, Sequence[Any]]
-NAME = "risk"
 _PATH = f"{NAME}.json"
 _RISK = "population risk / E[y²]"
-_OF_A_CALL = ("progress", "checkpoint_seconds", "callback")
-_OTHER_WAYS = {"n": "-n", "context_lengths": "-n", "regime": "--regime"}
-_OPTIONS = [known.name for known in fields(RunConfig)[4:] if known.name != "distributed"]
 _LINE_POINTS = 60
 # An axis with a larger ratio of its ends is logarithmic; that of n as in `fastlin theory`.
 _FACTOR, _FACTOR_OF_N = 8.0, 20.0
-_LONGEST = 40  # characters of a value in a folder's name
-
-
-@dataclass(frozen=True, eq=False)
-class Point:
-    """A value of the swept field; without a sweep there is one, in the folder itself."""
-
-    value: Any
-    folder: str
-    place: float
-    config: Config
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """Everything that a call trains, checked."""
-
-    points: list[Point]
-    field: str | None
-    rows: list[Regime]
-    cells: list[Cell]
-    runs: dict[str, RunConfig]  # by the key of the cell
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.points[0].config.context_lengths
 
 
 def train_panel(
@@ -135,10 +102,10 @@ def train_panel(
             raise ValueError("callback: got one beside watch, wants either")
     real("checkpoint_seconds", options.get("checkpoint_seconds", 0.0), 0.0)
     names = [regimes] if isinstance(regimes, (str, Regime)) else regimes
-    config = _config(task, lengths)
+    config = config_of(task, lengths)
     if title is not None:
         config = replace(config, name=title, values={**config.values, "name": title})
-    plan = _plan(config, [named(regime) for regime in names], sweep, options)
+    plan = plan_of(config, [named(regime) for regime in names], sweep, options)
     first = next(iter(plan.runs.values()))
     processes = team_of(first.device, first.distributed)
     busy = FileError(f"{out}: another process is training in this folder; wants a folder for each command, or wait")
@@ -147,7 +114,7 @@ def train_panel(
 
 
 def _trained(
-    plan: _Plan, out: Path, processes: Team, resume: bool, report: Callable[..., object], watch: str | None
+    plan: Plan, out: Path, processes: Team, resume: bool, report: Callable[..., object], watch: str | None
 ) -> dict[str, Any]:
     record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, out, resume))
     entries = {cell["key"]: cell for cell in record["cells"]}
@@ -185,118 +152,7 @@ def close(out: Path, records: Sequence[dict[str, Any]]) -> list[str]:
     return complete
 
 
-def _config(task: Any, lengths: Sequence[int] | None) -> Config:
-    if lengths is not None and not isinstance(lengths, Iterable):
-        raise TypeError(f"lengths: got {lengths!r}, wants a list of context lengths")
-    if isinstance(task, TaskMixture):
-        if lengths is None:
-            raise ValueError("lengths: got None beside a TaskMixture, wants the context lengths")
-        return settings.of_mixture(task, lengths)
-    if not isinstance(task, (str, Path, Config)):
-        raise TypeError(
-            f"task: got {kind(task)}, wants a TaskMixture, a Config, a CONFIG.toml or the name of a setting"
-        )
-    config = task if isinstance(task, Config) else settings.load(task)
-    return config if lengths is None else config.with_lengths(lengths)
-
-
-def _plan(config: Config, rows: list[Regime], sweep: Sweep | None, options: dict[str, Any]) -> _Plan:
-    """Check every cell of a call."""
-    if not rows:
-        raise ValueError("regimes: got none, wants one or more")
-    if sweep is not None and not (
-        isinstance(sweep, (tuple, list))
-        and len(sweep) == 2
-        and isinstance(sweep[1], Iterable)
-        and not isinstance(sweep[1], str)
-    ):
-        raise TypeError(f"sweep: got {sweep!r}, wants (field, values), as in ('noise_std', [0, 1])")
-    field = None if sweep is None else sweep[0]
-    points = [Point(None, "", 0.0, config, options)] if sweep is None else _points(config, *sweep, options)
-    cells, runs = [], {}
-    several = len(config.context_lengths) > 1 or sweep is None
-    for point in points:
-        for row in rows:
-            for n in config.context_lengths:
-                given = {name: value for name, value in point.options.items() if name not in _OF_A_CALL}
-                with_value = f"{field} = {text(point.value)}"
-                run = _named_error(field, with_value, RunConfig.resolve, point.config.mixture, row, n, **given)
-                form = row.closed_form if run.model != "softmax" else None
-                form = form if form in CLOSED_FORMS.values() else None  # pictures and records name the form
-                sizes = (run.model, run.layers, run.attention_heads, n, form and form.name)
-                key = f"{point.folder}{row.name}-n{n}"
-                cells.append(Cell(NAME, key, n if several else point.place, point.config, row.name, *sizes))
-                runs[key] = run
-    if len(runs) < len(cells):
-        raise ValueError(f"regimes: got {', '.join(row.name for row in rows)}, wants different ones")
-    return _Plan(points, field, rows, cells, runs)
-
-
-def _named_error(field: str | None, prefix: str, make: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call a function; its errors name the value of the sweep, unless they begin with the field."""
-    try:
-        return make(*given, **options)
-    except (ValueError, TypeError) as error:
-        if field is None or str(error).startswith(f"{field}"):
-            raise
-        raise ValueError(f"{prefix}: {error}") from None
-
-
-def _points(config: Config, field: str, values: Sequence[Any], options: dict[str, Any]) -> list[Point]:
-    if field in _OTHER_WAYS:
-        raise ValueError(f"sweep: got {field}, wants another field: {_OTHER_WAYS[field]} has a list of its own")
-    choice("sweep", field, [*settings.SWEPT, *_OPTIONS])
-    values = [_as_lists(value.tolist() if hasattr(value, "tolist") else value) for value in values]
-    if not values:
-        raise ValueError(f"sweep: got no values of {field}, wants one or more")
-    if field in options:
-        raise ValueError(f"sweep: got {field}, which also has the value {options[field]!r}; wants one of both")
-    axis = _places(values)
-    points: list[Point] = []
-    for value, place in zip(values, axis or range(len(values)), strict=True):
-        folder = f"{field}={_file_name(value)}/"
-        if any(folder == point.folder or value == point.value for point in points):
-            raise ValueError(f"sweep: got {field} = {text(value)} more than once, wants different values")
-        at, more = config, {field: value}
-        if field in settings.SWEPT:
-            at, more = _named_error(field, f"{field} = {text(value)}", config.with_value, field, value), {}
-        points.append(Point(_plain(value), folder, float(place), at, {**options, **more}))
-    return points
-
-
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def _places(values: Sequence[Any]) -> list[float] | None:
-    """Places of numbers on an axis; None where values are not numbers."""
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return [float(value) for value in values] if numbers else None
-
-
-def _plain(value: Any) -> Any:
-    """A value as records have it: functions and dtypes as text."""
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError:
-        return getattr(value, "__name__", str(value).removeprefix("torch."))
-
-
-def text(value: Any) -> str:
-    """A value as it stands in legends and folders."""
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else "none" if plain is None else json.dumps(plain, separators=(",", ":"))
-
-
-def _file_name(value: Any) -> str:
-    whole = text(value)
-    inner = whole[1:-1] if whole.startswith("[") else whole
-    name = re.sub(r"[^\w.,+-]+", "", inner)[:_LONGEST]
-    # Different values have different folders.
-    return name if name == inner else f"{name}-{digest({'value': _plain(value)})[:8]}"
-
-
-def _opened(plan: _Plan, out: Path, resume: bool) -> dict[str, Any]:
+def _opened(plan: Plan, out: Path, resume: bool) -> dict[str, Any]:
     """Check the folders of all cells, and write the record; cells of earlier calls that are done stay in it."""
     for key, run in plan.runs.items():
         check_folder(out / key, run.describe(), resume)
@@ -323,7 +179,7 @@ def _opened(plan: _Plan, out: Path, resume: bool) -> dict[str, Any]:
     return record
 
 
-def _new_record(plan: _Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _new_record(plan: Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The record of a plan whose cells wait, behind cells of earlier calls."""
     config, field = plan.points[0].config, plan.field
     rows = [cell["row"] for cell in kept]
@@ -347,7 +203,7 @@ def _new_record(plan: _Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, 
     return record
 
 
-def _asked(plan: _Plan) -> dict[str, Any]:
+def _asked(plan: Plan) -> dict[str, Any]:
     """What decides the numbers, beside regimes and context lengths; lists where a sweep has several values."""
     described = [run.describe() for run in plan.runs.values()]
     fixed = ("preset", "seed", "trials", "steps", "batch")
@@ -364,7 +220,7 @@ def _asked(plan: _Plan) -> dict[str, Any]:
     return as_read
 
 
-def _axis(plan: _Plan, lengths: Sequence[int], forms: Sequence[str]) -> dict[str, Any]:
+def _axis(plan: Plan, lengths: Sequence[int], forms: Sequence[str]) -> dict[str, Any]:
     """Axis and closed forms of a panel: against n, or at one n against the swept field."""
     points = plan.points
     if plan.field is None:
@@ -376,7 +232,7 @@ def _axis(plan: _Plan, lengths: Sequence[int], forms: Sequence[str]) -> dict[str
             "scale": _scale(lengths, _FACTOR_OF_N),
             "lines": closed_forms(forms, x, at),
         }
-    numbers = _places([point.value for point in points])
+    numbers = places_of([point.value for point in points])
     scale = None if numbers is None else _scale(numbers, _FACTOR)
     about: dict[str, Any] = {"axis": plan.field, "axis_label": plan.field, "scale": scale}
     about["ticks"] = None if numbers is not None else [text(point.value) for point in points]
@@ -407,7 +263,7 @@ def _scale(places: Sequence[float], factor: float) -> str | None:
     return "symlog" if low == 0 and counts and high > factor else None
 
 
-def _axes(plan: _Plan, regime: str, form: str | None, lengths: Sequence[int]) -> dict[str, Any]:
+def _axes(plan: Plan, regime: str, form: str | None, lengths: Sequence[int]) -> dict[str, Any]:
     """A regime against n, with a closed form for each value of a field of the task, or one for all options."""
     of_task = plan.field in settings.SWEPT
     x = line_lengths(lengths)

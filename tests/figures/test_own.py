@@ -15,7 +15,7 @@ from support.folders import contents
 import fastlin as fl
 from fastlin import cli, plots, settings, theory
 from fastlin._files import read_json
-from fastlin.figures import own
+from fastlin.figures import own, own_plan
 from fastlin.figures.own import train_panel
 from fastlin.training.loop import Loop
 from fastlin.training.regimes import REGIMES, ClosedForm
@@ -148,7 +148,7 @@ def test_a_sweep_at_one_n(text, values, folders, capsys):
     figure = plots.panel_figure(record)
     axes = figure.axes[-1]
     assert [label.get_text() for label in axes.get_xticklabels()] == [
-        f"{value:g}" if numbers else own.text(value) for value in values
+        f"{value:g}" if numbers else own_plan.text(value) for value in values
     ]
     line = next(line for line in figure.axes[0].get_lines() if line.get_label() == "theory: joint")
     assert line.get_ydata()[-1] == pytest.approx(record["cells"][-1]["row"]["theory_normalised"])
