@@ -130,3 +130,12 @@ def test_import_is_light():
     script = f"import sys, fastlin; print(*(m for m in {heavy} if m in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+def test_no_two_classes_have_one_name():
+    modules = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}

@@ -71,7 +71,7 @@ def _stretch(mix: TaskMixture, team: Team, name: str) -> dict[str, float]:
     return {"step": run.seconds / steps, "busy": float(busy) / steps, "bytes": values.nbytes, "sum": added}
 
 
-class Group:
+class ProcessGroup:
     """Some processes that wait for their turn."""
 
     def __init__(self, size: int) -> None:
@@ -96,7 +96,7 @@ class Group:
 
 
 def stretches(sizes: Sequence[int], rounds: int) -> Table:
-    groups = {size: Group(size) for size in sizes}
+    groups = {size: ProcessGroup(size) for size in sizes}
     table: Table = {name: {size: [] for size in sizes} for name in CASES}
     try:
         for _ in range(rounds):

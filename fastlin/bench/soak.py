@@ -37,7 +37,7 @@ class Usage:
 
 
 @dataclass
-class Watch:
+class MemoryWatch:
     """A constant schedule that looks at the process now and then, since the loop asks it in every step."""
 
     steps: int
@@ -69,7 +69,7 @@ def measure(row: Row, quick: bool) -> dict[str, Any]:
     """Train with 64 sequences a step, n = 5, d = 3, watched; what grew makes the row wrong."""
     mix = TaskMixture([[1.0] * 3, [-1.0] * 3], noise_std=0.1)
     steps = FEW_STEPS if quick else STEPS
-    watch = Watch(steps)
+    watch = MemoryWatch(steps)
     options: dict[str, Any] = {"preset": "paper", "steps": steps, "batch": 64, "lr": 1e-3, "schedule": watch}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

@@ -26,7 +26,7 @@ from fastlin.data.sources import TaskMixture
 from fastlin.figures import panel_files, report
 from fastlin.figures.curves import line_lengths
 from fastlin.figures.forgetting.axes import Axes, PlottedCurve
-from fastlin.figures.own_plan import NAME, Plan, Point, Sweep, config_of, places_of, plan_of, text
+from fastlin.figures.own_plan import NAME, ExperimentPlan, Point, Sweep, config_of, places_of, plan_of, text
 from fastlin.figures.panel_files import ENDED
 from fastlin.figures.panels import AXES, closed_forms
 from fastlin.settings import Config
@@ -114,7 +114,7 @@ def train_panel(
 
 
 def _trained(
-    plan: Plan, out: Path, processes: Team, resume: bool, report: Callable[..., object], watch: str | None
+    plan: ExperimentPlan, out: Path, processes: Team, resume: bool, report: Callable[..., object], watch: str | None
 ) -> dict[str, Any]:
     record: dict[str, Any] = processes.broadcast(lambda: _opened(plan, out, resume))
     entries = {cell["key"]: cell for cell in record["cells"]}
@@ -152,7 +152,7 @@ def close(out: Path, records: Sequence[dict[str, Any]]) -> list[str]:
     return complete
 
 
-def _opened(plan: Plan, out: Path, resume: bool) -> dict[str, Any]:
+def _opened(plan: ExperimentPlan, out: Path, resume: bool) -> dict[str, Any]:
     """Check the folders of all cells, and write the record; cells of earlier calls that are done stay in it."""
     for key, run in plan.runs.items():
         check_folder(out / key, run.describe(), resume)
@@ -179,7 +179,7 @@ def _opened(plan: Plan, out: Path, resume: bool) -> dict[str, Any]:
     return record
 
 
-def _new_record(plan: Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _new_record(plan: ExperimentPlan, asked: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The record of a plan whose cells wait, behind cells of earlier calls."""
     config, field = plan.points[0].config, plan.field
     rows = [cell["row"] for cell in kept]
@@ -203,7 +203,7 @@ def _new_record(plan: Plan, asked: Mapping[str, Any], kept: Sequence[dict[str, A
     return record
 
 
-def _asked(plan: Plan) -> dict[str, Any]:
+def _asked(plan: ExperimentPlan) -> dict[str, Any]:
     """What decides the numbers, beside regimes and context lengths; lists where a sweep has several values."""
     described = [run.describe() for run in plan.runs.values()]
     fixed = ("preset", "seed", "trials", "steps", "batch")
@@ -220,7 +220,7 @@ def _asked(plan: Plan) -> dict[str, Any]:
     return as_read
 
 
-def _axis(plan: Plan, lengths: Sequence[int], forms: Sequence[str]) -> dict[str, Any]:
+def _axis(plan: ExperimentPlan, lengths: Sequence[int], forms: Sequence[str]) -> dict[str, Any]:
     """Axis and closed forms of a panel: against n, or at one n against the swept field."""
     points = plan.points
     if plan.field is None:
@@ -263,7 +263,7 @@ def _scale(places: Sequence[float], factor: float) -> str | None:
     return "symlog" if low == 0 and counts and high > factor else None
 
 
-def _axes(plan: Plan, regime: str, form: str | None, lengths: Sequence[int]) -> dict[str, Any]:
+def _axes(plan: ExperimentPlan, regime: str, form: str | None, lengths: Sequence[int]) -> dict[str, Any]:
     """A regime against n, with a closed form for each value of a field of the task, or one for all options."""
     of_task = plan.field in settings.SWEPT
     x = line_lengths(lengths)

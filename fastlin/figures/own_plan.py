@@ -38,7 +38,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ExperimentPlan:
     """Everything that a call trains, checked."""
 
     points: list[Point]
@@ -67,7 +67,7 @@ def config_of(task: Any, lengths: Sequence[int] | None) -> Config:
     return config if lengths is None else config.with_lengths(lengths)
 
 
-def plan_of(config: Config, rows: list[Regime], sweep: Sweep | None, options: dict[str, Any]) -> Plan:
+def plan_of(config: Config, rows: list[Regime], sweep: Sweep | None, options: dict[str, Any]) -> ExperimentPlan:
     """Check every cell of a call."""
     if not rows:
         raise ValueError("regimes: got none, wants one or more")
@@ -96,7 +96,7 @@ def plan_of(config: Config, rows: list[Regime], sweep: Sweep | None, options: di
                 runs[key] = run
     if len(runs) < len(cells):
         raise ValueError(f"regimes: got {', '.join(row.name for row in rows)}, wants different ones")
-    return Plan(points, field, rows, cells, runs)
+    return ExperimentPlan(points, field, rows, cells, runs)
 
 
 def _named_error(field: str | None, prefix: str, make: Callable[..., Any], *given: Any, **options: Any) -> Any:

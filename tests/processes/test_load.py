@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastlin as fl
-from fastlin.bench.soak import Usage, Watch
+from fastlin.bench.soak import MemoryWatch, Usage
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_memory_threads_and_files_of_a_long_run_do_not_grow():
     ],
 )
 def test_a_soak_tells_what_grew(last, grown):
-    watch = Watch(10, [Usage(1_000_000, 2, 5), last])
+    watch = MemoryWatch(10, [Usage(1_000_000, 2, 5), last])
     assert [fault.split()[0] for fault in watch.faults] == grown
 
 
