@@ -78,7 +78,7 @@ FAULTS = (
           "counter[..., 2] = (sequences >> 32)[:, None]",
           "counter[..., 2] = 0"),
     Fault("chi-from-the-factor", "data", "reused counter",
-          "fastlin/data/place.py", "tests/data",
+          "fastlin/data/layout.py", "tests/data",
           "random.chi(self.batch, freedom, self._at(CHI))",
           "random.chi(self.batch, freedom, self._at(FACTOR))"),
     Fault("second-attempt-wins", "data", "missing mask",

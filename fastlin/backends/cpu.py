@@ -42,7 +42,7 @@ class CpuBackend(CompiledBackend):
         draw = inputs.draw
         source = None if draw is None else draw.packed()
         arguments, _kept = packed(problem, results, inputs, source)
-        self.last_kernel = _extension.loaded().attention(*_place(problem.W.dtype), *arguments)
+        self.last_kernel = _extension.loaded().attention(*_target(problem.W.dtype), *arguments)
 
     def prepare(self, problem: Problem, wants: str, draws: bool) -> PreparedLoss:
         """A loss for problems like this one: what their shapes decide is packed once, 25 us of a call."""
@@ -62,7 +62,7 @@ class CpuBackend(CompiledBackend):
         shapes = ((B, m if is_gram else draw.n, m), (B, m), (B,))
         arrays = [*(np.empty(shape, name) for shape in shapes), np.empty(B, np.int64)]
         addresses = [array.ctypes.data for array in arrays]
-        self.last_sampler = _extension.loaded().sample(*_place(dtype), draw.packed(), B, is_gram, addresses)
+        self.last_sampler = _extension.loaded().sample(*_target(dtype), draw.packed(), B, is_gram, addresses)
         x, q, y, task = (torch.from_numpy(array).to(device) for array in arrays)
         return x, q, y, task
 
@@ -72,7 +72,7 @@ class CpuBackend(CompiledBackend):
         tokens = rows(z.reshape(B, n, m))
         G = z.new_empty(*front, m, m)
         sizes = (B, n, m, tokens.stride(0), tokens.stride(1))
-        self.last_kernel = _extension.loaded().gram(*_place(z.dtype), sizes, (tokens.data_ptr(), G.data_ptr()))
+        self.last_kernel = _extension.loaded().gram(*_target(z.dtype), sizes, (tokens.data_ptr(), G.data_ptr()))
         return G
 
     def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
@@ -89,13 +89,13 @@ class CpuBackend(CompiledBackend):
             kept = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
             arrays = [values, [gradient.data_ptr() for gradient in kept], *others]
             of_all = [loss.data_ptr(), *of_trials]
-            place = (is_double, torch.get_num_threads(), trials)
-            update(*place, sizes, arrays, of_all, is_adam, (*numbers, average_weight))
+            target = (is_double, torch.get_num_threads(), trials)
+            update(*target, sizes, arrays, of_all, is_adam, (*numbers, average_weight))
 
         return prepared
 
 
-def _place(dtype: torch.dtype) -> tuple[str, bool, int]:
+def _target(dtype: torch.dtype) -> tuple[str, bool, int]:
     return _instruction_sets.selected, dtype is torch.float64, torch.get_num_threads()
 
 
@@ -137,8 +137,8 @@ class _PreparedLoss:
         outputs = [0] * len(RESULTS)
         outputs[1:3] = value.data_ptr(), per_task.data_ptr()
         gradients = []
-        for place, result in self.gradients:
-            gradient = torch.empty_like(inputs[place])
+        for index, result in self.gradients:
+            gradient = torch.empty_like(inputs[index])
             gradients.append(gradient)
             outputs[result] = gradient.data_ptr()
 
@@ -149,10 +149,10 @@ class _PreparedLoss:
                 if draw.batch > self.backend.piece or (recipe.d + 1 + recipe.bias, recipe.K) != self.sizes[:2]:
                     return None
                 source, B, n = draw.packed(), draw.batch, draw.n
-            place = (_instruction_sets.selected, self.is_double, torch.get_num_threads())
+            target = (_instruction_sets.selected, self.is_double, torch.get_num_threads())
             fixed = (self.strides, self.factors, self.flags, addresses, outputs)
             try:
-                self.backend.last_kernel = self.attention(*place, (B, n, *self.sizes, 0), *fixed, source)
+                self.backend.last_kernel = self.attention(*target, (B, n, *self.sizes, 0), *fixed, source)
             except IndexError:
                 return None  # the caller checks the task indices, and says which is wrong
             return value, per_task, gradients

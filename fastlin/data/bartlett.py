@@ -15,18 +15,20 @@ import math
 import torch
 from torch import Tensor
 
-from fastlin.data.place import FACTOR, NOISE, Place
+from fastlin.data.layout import FACTOR, NOISE, BatchDraws
 from fastlin.data.rows import apply_factor, dot, gram
 
 
-def sample(place: Place, n: int, beta: Tensor, feature_factor: Tensor | None, noise_std: float, bias: bool) -> Tensor:
+def sample(
+    draws: BatchDraws, n: int, beta: Tensor, feature_factor: Tensor | None, noise_std: float, bias: bool
+) -> Tensor:
     """Gram matrices (batch, m, m) of n tokens, float64; beta (batch, d), feature_factor F (d, d) or None for I."""
     batch, d = beta.shape
     constant = int(bias and n > 0)
     below = n - constant
     rank = min(below, d)
-    diagonal = place.chi([below - i for i in range(rank)] + [0] * (d - rank) + [below - rank if noise_std else 0])
-    normals = place.normal(FACTOR, constant * d + rank * d - rank * (rank + 1) // 2)
+    diagonal = draws.chi([below - i for i in range(rank)] + [0] * (d - rank) + [below - rank if noise_std else 0])
+    normals = draws.normal(FACTOR, constant * d + rank * d - rank * (rank + 1) // 2)
     R = beta.new_zeros(batch, constant + rank, d)
     if constant:
         R[:, 0] = normals[:, :d]
@@ -38,7 +40,7 @@ def sample(place: Place, n: int, beta: Tensor, feature_factor: Tensor | None, no
     X = R if feature_factor is None else apply_factor(feature_factor, R)
     Y = dot(X, beta[:, None])
     if noise_std:
-        Y = Y + noise_std * place.normal(NOISE, constant + rank)
+        Y = Y + noise_std * draws.normal(NOISE, constant + rank)
     parts = [X, Y[..., None]]
     if bias:
         first = beta.new_zeros(batch, constant + rank, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastlin._checks import count
-from fastlin.data.place import MOST
+from fastlin.data.layout import MOST
 
 # Limit of one array: 2 GiB in float64, the covariances of a million tasks in 16 dimensions. A larger size is a typo.
 _MOST_NUMBERS = 1 << 28

@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 
 from fastlin.data.checks import check_array
-from fastlin.data.place import FEATURES, Place
+from fastlin.data.layout import FEATURES, BatchDraws
 from fastlin.data.sources import Batch, Source
 
 
@@ -43,9 +43,9 @@ class PointSet(Source):
         _, q, y, _ = source.sample(points, 0, seed=seed, stream=stream, dtype=torch.float64, device="cpu")
         return cls(q[:, int(source.bias) : -1], y, bias=source.bias)
 
-    def _tokens(self, place: Place, n: int) -> Batch:
+    def _tokens(self, draws: BatchDraws, n: int) -> Batch:
         P = len(self.y)
-        index = (place.uniform(FEATURES, n + 1) * P).long().clamp(max=P - 1)
+        index = (draws.uniform(FEATURES, n + 1) * P).long().clamp(max=P - 1)
         x, y = self.x[index], self.y[index]
         query = self._join(x[:, n], torch.zeros_like(y[:, n]))
-        return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(place.batch, dtype=torch.int64)
+        return self._join(x[:, :n], y[:, :n]), query, y[:, n], torch.zeros(draws.batch, dtype=torch.int64)

@@ -5,7 +5,7 @@ returns the context tokens z = [x; y], the query q = [x; 0] and the query's labe
 [1; x; y]. `sample_gram` returns the tokens' Gram matrix instead, drawn from its own distribution (`bartlett`).
 
 A sequence depends on (seed, step, stream, i) alone. It is computed in float64 in a fixed order of operations and
-rounded once, so a batch can be drawn in pieces with the same bits. `place` has the layout of the draws. The compiled
+rounded once, so a batch can be drawn in pieces with the same bits. `layout` has the layout of the draws. The compiled
 kernels draw on the requested device in the requested dtype, where they exist; their numbers differ by rounding.
 """
 
@@ -32,16 +32,16 @@ from fastlin.data.checks import (
     check_number,
     described,
 )
-from fastlin.data.place import (
+from fastlin.data.layout import (
     BETA,
     FEATURES,
     FEATURES_WITH_ROOM,
     NOISE,
     QUERY,
     TASK,
-    Place,
+    BatchDraws,
+    check_draws,
     check_gram_room,
-    check_place,
     check_room,
 )
 from fastlin.data.rows import apply_factor, dot, factor, turned
@@ -101,13 +101,13 @@ class Source(ABC):
         >>> torch.equal(fl.SphereTasks(2).sample(batch=3, n=5, seed=1, offset=5)[0], z[5:])
         True
         """
-        place, n = check_place(batch, n, seed, step, stream, offset)
-        return _rounded(self._sample(place, n, _default(dtype), _where(device)), dtype, device)
+        draws, n = check_draws(batch, n, seed, step, stream, offset)
+        return _rounded(self._sample(draws, n, _default(dtype), _where(device)), dtype, device)
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    def _sample(self, draws: BatchDraws, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
         """Tokens on a device or on the CPU, in `dtype` or in float64."""
         with torch.device("cpu"):
-            return self._tokens(place, n)
+            return self._tokens(draws, n)
 
     def __repr__(self) -> str:
         # Numbers of subclasses of the user too; arrays, zeros and False say nothing in a line.
@@ -128,7 +128,7 @@ class Source(ABC):
         return {"source": type(self).__qualname__, **{name: described(value) for name, value in public.items()}}
 
     @abstractmethod
-    def _tokens(self, place: Place, n: int) -> Batch:
+    def _tokens(self, draws: BatchDraws, n: int) -> Batch:
         """Tokens in float64 on the CPU."""
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class LinearTasks(Source):
         draw = self.draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
         sampler = sampler_on(_where(device), kernel_dtype(_default(dtype)), self.m)
         if draw is None or sampler is None:
-            drawn = self._gram_in_torch(*check_place(batch, n, seed, step, stream, offset))
+            drawn = self._gram_in_torch(*check_draws(batch, n, seed, step, stream, offset))
         else:
             drawn = sampler.sample(draw, True, kernel_dtype(_default(dtype)), _where(device))
         return _rounded(drawn, dtype, device)
@@ -193,53 +193,53 @@ class LinearTasks(Source):
         self, batch: int, n: int, *, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0
     ) -> Draw | None:
         """The same sequences for a kernel that draws them itself; None for a subclass that draws in its own way."""
-        place, n = check_place(batch, n, seed, step, stream, offset)
+        draws, n = check_draws(batch, n, seed, step, stream, offset)
         if _has_its_own_way(type(self)):
             return None
         if self.d > FEATURES_WITH_ROOM:
             check_gram_room(n, self.d)
-        return Draw(self._recipe(), n, *place)
+        return Draw(self._recipe(), n, *draws)
 
     @abstractmethod
     def _recipe(self) -> Recipe:
         """The source in numbers."""
 
-    def _sample(self, place: Place, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    def _sample(self, draws: BatchDraws, n: int, dtype: torch.dtype, device: torch.device) -> Batch:
         sampler = sampler_on(device, kernel_dtype(dtype), self.m)
         if sampler is None or _has_its_own_way(type(self)):
-            return super()._sample(place, n, dtype, device)
+            return super()._sample(draws, n, dtype, device)
         check_room(n * self.d, 4)
-        return sampler.sample(Draw(self._recipe(), n, *place), False, kernel_dtype(dtype), device)
+        return sampler.sample(Draw(self._recipe(), n, *draws), False, kernel_dtype(dtype), device)
 
-    def _gram_in_torch(self, place: Place, n: int) -> Batch:
+    def _gram_in_torch(self, draws: BatchDraws, n: int) -> Batch:
         with torch.device("cpu"):
-            task, beta, q, y = self._query(place)
-            return bartlett.sample(place, n, beta, self._feature_factor, self.noise_std, self.bias), q, y, task
+            task, beta, q, y = self._query(draws)
+            return bartlett.sample(draws, n, beta, self._feature_factor, self.noise_std, self.bias), q, y, task
 
-    def _tokens(self, place: Place, n: int) -> Batch:
-        task, beta, q, y = self._query(place)
-        X = self._features(place.normal(FEATURES, n * self.d).view(place.batch, n, self.d))
+    def _tokens(self, draws: BatchDraws, n: int) -> Batch:
+        task, beta, q, y = self._query(draws)
+        X = self._features(draws.normal(FEATURES, n * self.d).view(draws.batch, n, self.d))
         Y = dot(X, beta[:, None])
         if self.noise_std:
-            Y = Y + self.noise_std * place.normal(NOISE, n)
+            Y = Y + self.noise_std * draws.normal(NOISE, n)
         return self._join(X, Y), q, y, task
 
-    def _query(self, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _query(self, draws: BatchDraws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Task (batch,), weights (batch, d), query (batch, m) and the query's label (batch,)."""
-        task = self._task(place)
-        beta = self._beta(place, task)
-        draws = place.normal(QUERY, self.d + 1)
-        x = self._features(draws[:, : self.d])
+        task = self._task(draws)
+        beta = self._beta(draws, task)
+        normals = draws.normal(QUERY, self.d + 1)
+        x = self._features(normals[:, : self.d])
         y = dot(x, beta)
         if self.noise_std:
-            y = y + self.noise_std * draws[:, self.d]
+            y = y + self.noise_std * normals[:, self.d]
         return task, beta, self._join(x, torch.zeros_like(y)), y
 
-    def _task(self, place: Place) -> Tensor:
-        return torch.zeros(place.batch, dtype=torch.int64)
+    def _task(self, draws: BatchDraws) -> Tensor:
+        return torch.zeros(draws.batch, dtype=torch.int64)
 
     @abstractmethod
-    def _beta(self, place: Place, task: Tensor) -> Tensor:
+    def _beta(self, draws: BatchDraws, task: Tensor) -> Tensor:
         """Weights of each sequence, (batch, d)."""
 
     def _features(self, normals: Tensor) -> Tensor:
@@ -326,15 +326,15 @@ class TaskMixture(LinearTasks):
         arrays = (means, self._factors, cumulative, self._strata)
         return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, *arrays)
 
-    def _task(self, place: Place) -> Tensor:
+    def _task(self, draws: BatchDraws) -> Tensor:
         if self._strata is not None:
-            index = np.arange(place.batch, dtype=np.uint64) + np.uint64(place.offset)
+            index = np.arange(draws.batch, dtype=np.uint64) + np.uint64(draws.offset)
             return self._strata[torch.from_numpy((index % np.uint64(len(self._strata))).astype(np.int64))]
-        u = place.uniform(TASK, 1)[:, 0]
+        u = draws.uniform(TASK, 1)[:, 0]
         return torch.searchsorted(self._cumulative, u, right=True).clamp(max=self.K - 1)
 
-    def _beta(self, place: Place, task: Tensor) -> Tensor:
-        normals = place.normal(BETA, self.d)
+    def _beta(self, draws: BatchDraws, task: Tensor) -> Tensor:
+        normals = draws.normal(BETA, self.d)
         return self.means[task] + apply_factor(self._factors[task], normals)
 
 
@@ -363,8 +363,8 @@ class SphereTasks(LinearTasks):
     def _recipe(self) -> Recipe:
         return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, radius=self.radius)
 
-    def _beta(self, place: Place, task: Tensor) -> Tensor:
-        normals = place.normal(BETA, self.d)
+    def _beta(self, draws: BatchDraws, task: Tensor) -> Tensor:
+        normals = draws.normal(BETA, self.d)
         return normals * (self.radius / dot(normals, normals).sqrt())[:, None]
 
 
@@ -404,8 +404,8 @@ class FixedTask(LinearTasks):
         theta = _as_read("theta", self.theta, (self.d,))
         return Recipe(self.d, self.K, self.bias, self.noise_std, self._feature_factor, theta)
 
-    def _beta(self, place: Place, task: Tensor) -> Tensor:
-        return self.theta.expand(place.batch, self.d)
+    def _beta(self, draws: BatchDraws, task: Tensor) -> Tensor:
+        return self.theta.expand(draws.batch, self.d)
 
 
 _HOOKS = ("sample", "sample_gram", "_sample", "_tokens", "_gram_in_torch", "_query", "_task", "_beta", "_features")

@@ -19,7 +19,7 @@ import torch
 from fastlin import backends, models
 from fastlin._checks import choice, count, integer
 from fastlin.data.checks import check_device
-from fastlin.data.place import DRAWS
+from fastlin.data.layout import DRAWS
 from fastlin.data.restore import restored
 from fastlin.models import Shape
 from fastlin.ops.sampled import TaskSource

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 import fastlin as fl
-from fastlin.data.place import Place, check_place
+from fastlin.data.layout import BatchDraws, check_draws
 
 DOUBLE = torch.float64
 B = 30_000
@@ -63,7 +63,7 @@ def by_kernel(source, n, seed, dtype=DOUBLE):
 
 
 def in_torch(source, n, seed):
-    return source._gram_in_torch(check_place(B, n, seed, 0, 1, 0)[0], n)[:3]
+    return source._gram_in_torch(check_draws(B, n, seed, 0, 1, 0)[0], n)[:3]
 
 
 def smallest_p(source, n, seed=11, draw=by_kernel):
@@ -142,18 +142,18 @@ def test_no_context(name):
 )
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_wrong_degree_of_freedom_is_seen(name, n, slot, shift, monkeypatch):
-    right = Place.chi
+    right = BatchDraws.chi
 
     def wrong(self, freedom):
         assert freedom[slot] > 0
         return right(self, [k + shift * (i == slot) for i, k in enumerate(freedom)])
 
-    monkeypatch.setattr(Place, "chi", wrong)
+    monkeypatch.setattr(BatchDraws, "chi", wrong)
     assert smallest_p(SOURCES[name], n, draw=in_torch) < LEVEL
 
 
 def test_a_lost_normal_is_seen(monkeypatch):
-    right = Place.normal
+    right = BatchDraws.normal
 
     def wrong(self, section, columns):
         out = right(self, section, columns)
@@ -161,7 +161,7 @@ def test_a_lost_normal_is_seen(monkeypatch):
             out[:, -1] = out[:, 0]
         return out
 
-    monkeypatch.setattr(Place, "normal", wrong)
+    monkeypatch.setattr(BatchDraws, "normal", wrong)
     assert smallest_p(SOURCES["mixture"], 4, draw=in_torch) < LEVEL
 
 

@@ -242,8 +242,8 @@ def test_chi_kernel_refuses(change, message):
 
 
 def test_place_draws_chi_from_the_kernel(kernels):
-    from fastlin.data.place import BLOCKS_PER_SECTION, CHI, Place
+    from fastlin.data.layout import BLOCKS_PER_SECTION, CHI, BatchDraws
 
     at = {**AT, "block": CHI * BLOCKS_PER_SECTION}
-    place = Place(70, at["seed"], at["step"], at["stream"], at["offset"])
+    place = BatchDraws(70, at["seed"], at["step"], at["stream"], at["offset"])
     np.testing.assert_array_equal(place.chi([5, 2]).numpy(), chi.chi([5, 2], 70, at))

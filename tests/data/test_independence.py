@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 import fastlin as fl
-from fastlin.data.place import BETA, NOISE, QUERY, Place, check_place
+from fastlin.data.layout import BETA, NOISE, QUERY, BatchDraws, check_draws
 
 DOUBLE = torch.float64
 DTYPES = (torch.float32, DOUBLE)
@@ -190,7 +190,7 @@ def by_kernel(source):
 
 
 def in_torch(source):
-    return source._gram_in_torch(check_place(B, N_TOKENS, **AT)[0], N_TOKENS)[:3]
+    return source._gram_in_torch(check_draws(B, N_TOKENS, **AT)[0], N_TOKENS)[:3]
 
 
 def smallest_p_within(draw):
@@ -212,7 +212,7 @@ def test_the_draws_of_a_sequence_are_independent():
 )
 def test_sections_that_overlap_are_seen(section, other, columns, shift, monkeypatch):
     """The first columns of a section repeat columns of another."""
-    right = Place.normal
+    right = BatchDraws.normal
 
     def wrong(self, which, count):
         out = right(self, which, count)
@@ -220,12 +220,12 @@ def test_sections_that_overlap_are_seen(section, other, columns, shift, monkeypa
             out[:, :columns] = right(self, other, shift + columns)[:, shift:]
         return out
 
-    monkeypatch.setattr(Place, "normal", wrong)
+    monkeypatch.setattr(BatchDraws, "normal", wrong)
     assert smallest_p_within(in_torch) < LEVEL
 
 
 def test_a_chi_variate_of_a_used_word_is_seen(monkeypatch):
     """Every slot reads the same blocks, so two chi variates of the factor rise and fall together."""
-    right = Place.chi
-    monkeypatch.setattr(Place, "chi", lambda self, freedom: torch.cat([right(self, [k]) for k in freedom], 1))
+    right = BatchDraws.chi
+    monkeypatch.setattr(BatchDraws, "chi", lambda self, freedom: torch.cat([right(self, [k]) for k in freedom], 1))
     assert smallest_p_within(in_torch) < LEVEL

@@ -23,7 +23,7 @@ from support.op_cases import DOUBLE, INSTRUCTION_SETS
 import fastlin as fl
 from fastlin import _extension
 from fastlin.backends import cpu
-from fastlin.data.place import BETA, Place, check_place
+from fastlin.data.layout import BETA, BatchDraws, check_draws
 
 DTYPES = (torch.float32, DOUBLE)
 BATCH = 130
@@ -87,7 +87,7 @@ def kernels(request):
         yield request.param
 
 
-class Radii(Place):
+class Radii(BatchDraws):
     """Upper bounds on the draws of a place: the radii of the pairs of normals, and chi with that of its normal."""
 
     def normal(self, section, columns):
@@ -109,7 +109,10 @@ def majorant(source):
     if isinstance(source, fl.SphereTasks):
         # The error of normals/|normals| is at most twice that of the normals, over their length.
         larger._beta = lambda place, task: (
-            2 * source.radius * place.normal(BETA, source.d) / Place.normal(place, BETA, source.d).norm(dim=1)[:, None]
+            2
+            * source.radius
+            * place.normal(BETA, source.d)
+            / BatchDraws.normal(place, BETA, source.d).norm(dim=1)[:, None]
         )
     return larger
 
@@ -117,7 +120,7 @@ def majorant(source):
 @functools.cache
 def oracle(name, d, n, form, at):
     """Values and majorants of a batch in float64, drawn by numpy with the extension disabled."""
-    source, place = source_of(name, d), check_place(BATCH, n, **dict(at))[0]
+    source, place = source_of(name, d), check_draws(BATCH, n, **dict(at))[0]
     method = "_gram_in_torch" if form == "gram" else "_tokens"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_extension, "extension", lambda: None)
@@ -279,7 +282,7 @@ def test_half_precision_is_rounded_from_float64(form):
 def test_instruction_sets_draw_the_same_tasks():
     """All 300 tasks in every dtype: float64 decides, from the same word."""
     source = source_of("300 tasks", 2)
-    expected = source._task(check_place(20_000, 0, **AT)[0])
+    expected = source._task(check_draws(20_000, 0, **AT)[0])
     for dtype in DTYPES:
         assert torch.equal(draw(source, 0, "gram", 20_000, dtype=dtype)[3], expected)
     assert len(expected.unique()) == 300

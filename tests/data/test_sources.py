@@ -10,7 +10,7 @@ from support.op_cases import assert_close
 
 import fastlin as fl
 from fastlin.data import philox, random
-from fastlin.data.place import BLOCKS_PER_SECTION
+from fastlin.data.layout import BLOCKS_PER_SECTION
 from fastlin.data.sources import TaskMixture
 
 DOUBLE = torch.float64

@@ -36,7 +36,7 @@ DRAWS = 2
 TASK, BETA, QUERY, FEATURES, NOISE, FACTOR, CHI = range(7)
 
 
-class Place(NamedTuple):
+class BatchDraws(NamedTuple):
     """Position of a batch in the generator: sequences `offset` to `offset + batch` of (seed, step, stream)."""
 
     batch: int
@@ -65,10 +65,10 @@ class Place(NamedTuple):
         return Coordinates(seed=self.seed, step=self.step, stream=self.stream, offset=self.offset, block=block)
 
 
-def check_place(
+def check_draws(
     batch: int, n: int, seed: int = 0, step: int = 0, stream: int = 0, offset: int = 0
-) -> tuple[Place, int]:
-    """The arguments that all samplers share, as Python integers: a place, and n."""
+) -> tuple[BatchDraws, int]:
+    """The arguments that all samplers share, as Python integers: the draws of the batch, and n."""
     limits = (
         ("n", n, MOST),
         ("batch", batch, MOST),
@@ -82,7 +82,7 @@ def check_place(
         value if type(value) is int and 0 <= value < limit else integer(name, value, limit)
         for name, value, limit in limits
     ]
-    return Place(batch, seed, step, stream, offset), n
+    return BatchDraws(batch, seed, step, stream, offset), n
 
 
 def check_room(draws: int, draws_per_block: int) -> None:
