@@ -13,6 +13,7 @@
 
 #else
 
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #define FASTLIN_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
@@ -23,4 +24,24 @@
   extern __shared__ __align__(16) unsigned char fastlin_shared_memory[]; \
   unsigned char* const name = fastlin_shared_memory
 
+// Barrier `number` of `threads` threads, whole warps: threads may wait for it at different places.
+__device__ inline void sync_named(unsigned number, unsigned threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 #endif
+
+// A value that the compiler must take as new: keeps loads that depend on it inside a loop.
+__device__ inline int opaque(int x) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
+struct alignas(16) Quad {
+  float x[4];
+};
+// 128 bits of shared or global memory at a multiple of 16 bytes.
+__device__ inline Quad load_quad(const float* from) { return *reinterpret_cast<const Quad*>(from); }
+__device__ inline void store_quad(float* to, const Quad& quad) { *reinterpret_cast<Quad*>(to) = quad; }

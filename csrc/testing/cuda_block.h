@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "testing/cuda_copies.h"
 #include "testing/cuda_fibers.h"
 
 struct uint3 {
@@ -18,15 +19,16 @@ struct uint3 {
 namespace fastlin {
 namespace emulated {
 
-constexpr unsigned kLanes = 32, kMaxThreads = 1024;
+constexpr unsigned kLanes = 32, kMaxThreads = 1024, kNamedBarriers = 16;
 
-enum class Op { kNothing, kBarrier, kSyncWarp, kShuffle, kBallot, kEnd };
+enum class Op { kNothing, kBarrier, kNamedBarrier, kSyncWarp, kShuffle, kBallot, kEnd };
 
 // What a thread waits for, and where in the source.
 struct Wait {
   Op op = Op::kNothing;
-  unsigned mask = 0, source = 0;  // participating lanes, and the lane whose value it reads
-  std::uint64_t value = 0;        // sent, then received
+  // Participating lanes, and the lane whose value it reads; of a named barrier its number and its threads.
+  unsigned mask = 0, source = 0;
+  std::uint64_t value = 0;  // sent, then received
   const char* file = "";
   int line = 0;
 };
@@ -116,6 +118,7 @@ class Block {
     const unsigned warp = at / kLanes, lane = 1u << at % kLanes;
     const Wait& wait = running.threads[at].wait;
     if (wait.op == Op::kEnd) {
+      if (!end_copies(at)) problem_ = "a thread ended with copies that it had not waited for";
       ++ended_;
       alive_[warp] &= ~lane;
       // Waiting lanes do not need a lane that has returned.
@@ -127,6 +130,12 @@ class Block {
       }
     } else if (wait.op == Op::kBarrier) {
       if (++at_barrier_ == count_) pass_barrier();
+    } else if (wait.op == Op::kNamedBarrier) {
+      if (wait.mask >= kNamedBarriers || wait.source % kLanes != 0 || wait.source > count_) {
+        problem_ = "a barrier of wrong number or threads: " + location(wait);
+      } else if (++at_named_[wait.mask] == wait.source) {
+        pass_named(wait.mask);
+      }
     } else if ((wait.mask & lane) == 0) {
       problem_ = "a lane is not in the mask of its own collective: " + location(wait);
     } else {
@@ -147,6 +156,21 @@ class Block {
     order(all, static_cast<int>(count_));
     at_barrier_ = 0;
     for (unsigned warp = 0; warp * kLanes < count_; ++warp) ready_[warp] = alive_[warp];
+  }
+
+  // As hardware: threads may wait for a named barrier at different places in the source.
+  void pass_named(unsigned number) {
+    const Fiber* all[kMaxThreads];
+    int members = 0;
+    for (unsigned i = 0; i < count_; ++i) {
+      Wait& wait = running.threads[i].wait;
+      if (wait.op != Op::kNamedBarrier || wait.mask != number) continue;
+      wait.op = Op::kNothing;
+      all[members++] = &running.threads[i];
+      ready_[i / kLanes] |= 1u << i % kLanes;
+    }
+    order(all, members);
+    at_named_[number] = 0;
   }
 
   // Resumes the lanes of a mask once all of them wait. Only __syncwarp orders their memory accesses.
@@ -212,7 +236,7 @@ class Block {
     return static_cast<unsigned>(random_ >> 33);
   }
 
-  unsigned count_, order_, ended_ = 0, at_barrier_ = 0;
+  unsigned count_, order_, ended_ = 0, at_barrier_ = 0, at_named_[kNamedBarriers] = {};
   std::uint64_t random_;
   unsigned ready_[kMaxThreads / kLanes] = {}, alive_[kMaxThreads / kLanes] = {};
   unsigned waiting_[kMaxThreads / kLanes] = {};  // for other lanes of the warp

@@ -190,9 +190,10 @@ FASTLIN_UNWATCHED inline uint3 block_index() { return running.block_index; }
 FASTLIN_UNWATCHED inline uint3 block_size() { return running.block_size; }
 FASTLIN_UNWATCHED inline uint3 grid_size() { return running.grid_size; }
 FASTLIN_UNWATCHED inline unsigned char* shared_memory() { return running.shared_memory; }
-FASTLIN_UNWATCHED inline unsigned lane_index() {
-  return static_cast<unsigned>(running.thread - running.threads) % kLanes;
+FASTLIN_UNWATCHED inline unsigned thread_number() {
+  return static_cast<unsigned>(running.thread - running.threads);
 }
+FASTLIN_UNWATCHED inline unsigned lane_index() { return thread_number() % kLanes; }
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source, const char* file, int line) {
@@ -228,6 +229,17 @@ __attribute__((used, visibility("default"))) inline long long fastlin_emulated_l
 
 inline void __syncthreads(FASTLIN_HERE) {
   fastlin::emulated::wait_for({fastlin::emulated::Op::kBarrier, 0, 0, 0, file, line});
+}
+// Barrier `number` of `threads` threads, whole warps.
+inline void sync_named(unsigned number, unsigned threads, FASTLIN_HERE) {
+  fastlin::emulated::wait_for({fastlin::emulated::Op::kNamedBarrier, number, threads, 0, file, line});
+}
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
+  fastlin::emulated::copy_later(fastlin::emulated::thread_number(), to, from, static_cast<unsigned>(bytes));
+}
+inline void __pipeline_commit() { fastlin::emulated::commit_copies(fastlin::emulated::thread_number()); }
+inline void __pipeline_wait_prior(unsigned groups) {
+  fastlin::emulated::wait_for_copies(fastlin::emulated::thread_number(), groups);
 }
 inline void __syncwarp(unsigned mask = ~0u, FASTLIN_HERE) {
   fastlin::emulated::wait_for({fastlin::emulated::Op::kSyncWarp, mask, 0, 0, file, line});
