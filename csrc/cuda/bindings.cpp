@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -44,20 +45,19 @@ void check_workspace(std::uintptr_t address, Bytes bytes) {
               Use::kNeeded);
 }
 
+// What the kernels need beyond binding_checks.h: positions of sequences by task are 32 bits.
 template <class T>
-void attend(const Call<T>& call, const std::array<std::uintptr_t, 3>& order, std::uintptr_t workspace,
-            int device, std::uintptr_t stream) {
+void check_call(const Call<T>& call) {
   if (call.problem.shares_v) refuse("shares_v", "true", "false, and v of each task");
-  for (const std::uintptr_t address : order) {
-    check_array("order", reinterpret_cast<const std::int64_t*>(address), call.problem.B,
-                call.problem.K > 1 ? Use::kNeeded : Use::kOptional);
-  }
+  if (call.problem.K > 1) check_within("batch", call.problem.B, 0, std::numeric_limits<std::int32_t>::max());
+}
+
+template <class T>
+void attend(const Call<T>& call, std::uintptr_t workspace, int device, std::uintptr_t stream) {
+  check_call(call);
   check_workspace(workspace, [&] { return workspace_bytes(call.problem, call.results, device); });
-  const Order sorted{reinterpret_cast<const std::int64_t*>(order[0]),
-                     reinterpret_cast<const std::int64_t*>(order[1]),
-                     reinterpret_cast<const std::int64_t*>(order[2])};
   launched("attention", [&] {
-    return attention(call.problem, call.results, sorted, pointer(workspace), device, pointer(stream));
+    return attention(call.problem, call.results, pointer(workspace), device, pointer(stream));
   });
 }
 
@@ -85,37 +85,34 @@ void draw(const SourceTuple& source, std::int64_t B, bool is_gram, const Address
 
 void define_attention(py::module_& m) {
   m.def(
-      "workspace",
+      "plan",
       [](bool dbl, int device, const Sizes& sizes, const Strides& strides, const Factors& factors,
          const Flags& flags, const Addresses& inputs, const Addresses& results,
          const std::optional<SourceTuple>& source) {
-        const auto bytes = [device](const auto& call) {
-          return workspace_bytes(call.problem, call.results, device);
+        const auto plan = [device](const auto& call) {
+          check_call(call);
+          return py::make_tuple(workspace_bytes(call.problem, call.results, device),
+                                path_of(call.problem, call.results, device));
         };
-        return dbl ? bytes(Call<double>(sizes, strides, factors, flags, inputs, results, source))
-                   : bytes(Call<float>(sizes, strides, factors, flags, inputs, results, source));
+        return dbl ? plan(Call<double>(sizes, strides, factors, flags, inputs, results, source))
+                   : plan(Call<float>(sizes, strides, factors, flags, inputs, results, source));
       },
-      "Bytes of device memory that `attention` works in.", py::arg("float64"), py::arg("device"),
+      "Bytes of device memory that `attention` works in, and the kernels that it runs.", py::arg("float64"), py::arg("device"),
       py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
       py::arg("results"), py::arg("source"));
   m.def(
       "attention",
-      [](bool dbl, int device, std::uintptr_t stream, const std::array<std::uintptr_t, 3>& order,
-         std::uintptr_t workspace, const Sizes& sizes, const Strides& strides, const Factors& factors,
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace, const Sizes& sizes, const Strides& strides, const Factors& factors,
          const Flags& flags, const Addresses& inputs, const Addresses& results,
          const std::optional<SourceTuple>& source) {
         if (dbl) {
-          attend<double>({sizes, strides, factors, flags, inputs, results, source}, order, workspace, device,
-                         stream);
+          attend<double>({sizes, strides, factors, flags, inputs, results, source}, workspace, device, stream);
         } else {
-          attend<float>({sizes, strides, factors, flags, inputs, results, source}, order, workspace, device,
-                        stream);
+          attend<float>({sizes, strides, factors, flags, inputs, results, source}, workspace, device, stream);
         }
       },
-      "Losses, predictions and gradients of one call, enqueued. `order` has sequences by task, their tasks "
-      "and "
-      "where each task starts, or zeros for one task.",
-      py::arg("float64"), py::arg("device"), py::arg("stream"), py::arg("order"), py::arg("workspace"),
+      "Losses, predictions and gradients of one call, enqueued.", py::arg("float64"), py::arg("device"),
+      py::arg("stream"), py::arg("workspace"),
       py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
       py::arg("results"), py::arg("source"));
   m.def(

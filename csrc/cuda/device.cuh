@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -45,6 +46,25 @@ struct Device {
     taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
     taken(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   }
+};
+
+inline std::int64_t round_up(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Parts of a workspace, one after another; null addresses while bytes are counted.
+class Workspace {
+ public:
+  explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}
+  template <class N>
+  N* take(std::int64_t count) {
+    N* memory = base_ == nullptr ? nullptr : reinterpret_cast<N*>(base_ + used_);
+    used_ += round_up(count * static_cast<std::int64_t>(sizeof(N)));
+    return memory;
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
 };
 
 // A kernel that uses more shared memory than every device has must say so. It says how much there is, not how

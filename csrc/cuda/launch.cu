@@ -1,35 +1,15 @@
-// The launchers: how a call is cut up, where its workspace lies, and which kernels run one after another.
-#include <algorithm>
-
-#include "cuda/kernels.cuh"
+// Which kernels serve a call, and where its workspace lies: float32 calls of one attention head by the families
+// of family.h, all others by the generic kernels.
+#include "cuda/device.cuh"
+#include "cuda/generic.h"
 #include "cuda/launch.h"
+#include "cuda/sort.h"
 
 namespace fastlin {
 namespace cuda {
 namespace {
 
-constexpr std::int64_t kBlocks = 1024;            // of sequences: more than any GPU has room for at once
-constexpr std::int64_t kPartialBytes = 64 << 20;  // for the sums of all blocks
-constexpr std::int64_t kFewestBlocks = 32;
-constexpr std::int64_t kScratchBytes = std::int64_t{1}
-                                       << 29;  // of workspace that does not fit into shared memory
-constexpr unsigned kThreads = 256;             // of kernels that do not work by warps
-
-// An error that has been seen: CUDA would report it again after the next launch.
-cudaError_t taken(cudaError_t error) {
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
-}
-
-// What a device has.
-struct Device {
-  int processors = 1, shared_bytes = 48 << 10;  // multiprocessors; shared memory of a block
-
-  explicit Device(int index) {
-    taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
-    taken(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
-  }
-};
+constexpr std::int64_t kRecordBytes = std::int64_t{512} << 20;  // of records: a larger batch comes in pieces
 
 // Makes a device the current one for as long as it lives.
 class OnDevice {
@@ -48,185 +28,100 @@ class OnDevice {
   int before_ = 0;
 };
 
-// Where a kernel's workspace lies, and how many blocks of threads there are.
-struct Shape {
-  unsigned grid = 1, warps = 1;
-  std::int64_t bytes = 0;  // of a block of threads
-  bool is_shared = true;
+enum class Path { kTrials, kTokens, kDrawn, kStack, kGeneric };
 
-  std::int64_t scratch_bytes() const { return is_shared ? 0 : bytes * grid; }
-  std::size_t shared_bytes() const { return is_shared ? static_cast<std::size_t>(bytes) : 0; }
-};
-
-// `bytes` are those of a block; in shared memory when it has so many. Twice as many blocks as fit keep every
-// multiprocessor busy until the end; in global memory a block more than there are multiprocessors is a waste
-// of it.
-Shape shape_of(const Device& device, std::int64_t bytes, unsigned warps, std::int64_t most) {
-  Shape shape;
-  shape.warps = warps;
-  shape.bytes = bytes;
-  shape.is_shared = bytes <= device.shared_bytes;
-  std::int64_t grid = most;
-  if (shape.is_shared) {
-    grid = std::min<std::int64_t>(grid, std::int64_t{16} * device.processors);
-  } else {
-    grid = std::min(
-        {grid, std::int64_t{2} * device.processors, std::max<std::int64_t>(kScratchBytes / bytes, 1)});
-  }
-  shape.grid = static_cast<unsigned>(std::max<std::int64_t>(grid, 1));
-  return shape;
+const char* name_of(Path path) {
+  constexpr const char* kNames[] = {"trials", "tokens", "drawn", "stack", "generic"};
+  return kNames[static_cast<int>(path)];
 }
 
-// A kernel that uses more shared memory than every device has must say so. It says how much there is, not how
-// much it uses: another thread may launch it with less in between.
-template <class Kernel, class... Given>
-int launch(Kernel kernel, unsigned grid, dim3 threads, std::size_t shared, void* stream,
-           const Given&... given) {
-  if (shared > (48u << 10)) {
-    int current = 0;
-    cudaGetDevice(&current);
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   Device(current).shared_bytes);
-    if (error != cudaSuccess) return static_cast<int>(error);
-  }
-  FASTLIN_LAUNCH(kernel, dim3(grid), threads, shared, static_cast<cudaStream_t>(stream), given...);
-  return static_cast<int>(cudaGetLastError());
-}
-
-unsigned blocks_of(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
-
-std::int64_t round_up(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// A call without addresses of workspace, and the shape of its main kernel.
 template <class T>
-struct Prepared {
-  Call<T> call;
-  Shape shape;
-  std::int64_t partial, ends, records;  // bytes
+Path choose(const Problem<T>& P, const Results<T>& out, const Device& device) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const bool is_generic = P.H != 1 || P.K > kMostTasks || width_for(P.m) == 0 || P.shares_v ||
+                            out.dx != nullptr || out.dq != nullptr || device.shared_bytes < kSharedBytes;
+    const bool draws = P.source != nullptr;
+    if (is_generic || (draws && !drawn_serves(P, out, *P.source))) return Path::kGeneric;
+    if (P.layers > 0) return stack_serves(P, out) ? Path::kStack : Path::kGeneric;
+    if (P.R == 1 && draws) return Path::kDrawn;
+    if (P.R == 1 && !P.is_gram && tokens_serve(P, out)) return Path::kTokens;
+    if (trials_serve(P, out)) return Path::kTrials;
+  }
+  return Path::kGeneric;
+}
 
-  Prepared(const Problem<T>& P, const Results<T>& out, const Order& order, const Device& device)
-      : call{P,
-             out,
-             order,
-             P.source != nullptr ? *P.source : Source{},
-             Record(P, out),
-             0,
-             0,
-             0,
-             nullptr,
-             nullptr,
-             nullptr,
-             nullptr,
-             0,
-             0,
-             0} {
-    const std::int64_t square = P.R * P.H * P.m * P.m, tiles = (P.B + kLanes - 1) / kLanes;
-    call.matrices = (out.dW != nullptr ? square : 0) +
-                    P.layers * square * ((out.dA != nullptr ? 1 : 0) + (out.dC != nullptr ? 1 : 0));
-    const std::int64_t number = static_cast<std::int64_t>(sizeof(double)),
-                       record = P.R * call.at.width * number;
-    // Sums of all that could be asked for: a loss has the same bits with gradients and without.
-    const std::int64_t vectors = P.R * (1 + (P.H + P.t + 1) * P.m);
-    const std::int64_t each = (square * (1 + 2 * P.layers) + 2 * vectors) * number;
-    const std::int64_t most =
-        std::clamp(kPartialBytes / std::max<std::int64_t>(each, 1), kFewestBlocks, kBlocks);
-    const std::int64_t in_block = std::max<std::int64_t>((tiles + most - 1) / most, 1);
-    call.block_size = in_block * kLanes;
-    call.blocks = (tiles + in_block - 1) / in_block;
-    partial = round_up(call.blocks * call.matrices * number);
-    ends = round_up(call.blocks * 2 * record);
-    records = round_up(P.K * record);
-    const bool drawn = P.source != nullptr, stack = P.layers > 0;
-    unsigned warps = static_cast<unsigned>(std::clamp<std::int64_t>(P.R, 1, kWarps));
-    if (!drawn && !stack && !P.is_gram) warps = kWarps;  // tokens keep all of them busy
-    if (call.of_data()) warps = 1;                       // sums over trials have one order
-    std::int64_t bytes = measure(drawn, stack, warps);
-    while (bytes > device.shared_bytes && warps > 1 && measure(drawn, stack, 1) <= device.shared_bytes) {
-      warps /= 2;
-      bytes = measure(drawn, stack, warps);
+Work work_of(const Problem<float>& P, const Results<float>& out) {
+  const Record at(P, out);
+  const std::int64_t chunk = chunk_of(P);
+  const Source source = P.source != nullptr ? *P.source : Source{};
+  return {P,       out,     source, at,      Numbers(P, out, at), chunk, (P.B + chunk - 1) / chunk,
+          nullptr, nullptr, 0,      nullptr, 0,                   0};
+}
+
+// A call of the fast kernels, its workspace, and the pieces that it comes in.
+struct Fast {
+  Path path;
+  Work work;
+  bool makes_records;
+  std::int64_t chunks_each, bytes;  // of a piece; of the workspace
+  double* sums;
+
+  Fast(Path path, const Problem<float>& P, const Results<float>& out, void* workspace)
+      : path(path),
+        work(work_of(P, out)),
+        makes_records(path == Path::kStack || (path == Path::kTrials && !P.is_gram)),
+        chunks_each(std::max<std::int64_t>(work.chunks, 1)) {
+    Workspace parts(workspace);
+    work.partial = parts.take<float>(work.chunks * work.numbers.count);
+    sums = parts.take<double>(P.K * P.R * work.at.width);
+    if (counts_tasks()) {
+      work.counts = parts.take<int>(kCountRows * P.K);
+      work.count_rows = kCountRows;
     }
-    shape = shape_of(device, bytes, warps, call.blocks);
-    call.scratch_bytes = bytes;
+    if (makes_records) {
+      const std::int64_t floats = record_floats(width_for(P.m));
+      chunks_each = std::clamp<std::int64_t>(kRecordBytes / (work.chunk * floats * 4), 1, chunks_each);
+      work.records = parts.take<float>(std::min(chunks_each * work.chunk, P.B) * floats);
+    }
+    bytes = parts.used();
   }
 
-  std::int64_t workspace() const { return partial + ends + records + shape.scratch_bytes(); }
+  bool counts_tasks() const {
+    return work.P.K > 1 && work.P.counts == nullptr &&
+           (work.out.per_task != nullptr || work.P.weight != nullptr);
+  }
+  bool draws() const { return work.P.source != nullptr; }
 
-  void place(void* workspace) {
-    auto* at = static_cast<std::byte*>(workspace);
-    call.partial = reinterpret_cast<double*>(at);
-    call.ends = reinterpret_cast<double*>(at + partial);
-    call.records = reinterpret_cast<double*>(at + partial + ends);
-    call.scratch = shape.is_shared ? nullptr : at + partial + ends + records;
+  int run(void* stream) {
+    const bool forms_count = counts_tasks() && makes_records && chunks_each >= work.chunks;
+    int error = 0;
+    if (counts_tasks() && !(forms_count && work.P.B > 0)) error = launch_count(work, stream);
+    for (std::int64_t first = 0; error == 0 && first < work.chunks; first += chunks_each) {
+      const std::int64_t chunks = std::min(chunks_each, work.chunks - first);
+      work.first = first * work.chunk;
+      work.records_count = std::min(chunks * work.chunk, work.P.B - work.first);
+      if (makes_records) {
+        error = draws() ? launch_form_drawn(work, forms_count, stream) : launch_form(work, forms_count, stream);
+      }
+      if (error == 0) error = run_piece(first, chunks, stream);
+    }
+    return error != 0 ? error : launch_finish(work, sums, stream);
   }
 
  private:
-  // Bytes of a block of threads. What forms the Gram matrices lies where the trials lie afterwards.
-  std::int64_t measure(bool drawn, bool stack, unsigned warps) {
-    Arena context, forming, trial;
-    Context<T>(context, call);
-    if (drawn) {
-      Sampler<T>(forming, call.source);
-    } else {
-      Forming<T, false>(forming, call, 0, static_cast<int>(warps));
+  int run_piece(std::int64_t first, std::int64_t chunks, void* stream) const {
+    switch (path) {
+      case Path::kTokens:
+        return launch_tokens(work, first, chunks, stream);
+      case Path::kDrawn:
+        return launch_drawn(work, first, chunks, stream);
+      case Path::kStack:
+        return launch_stack(work, first, chunks, stream);
+      default:
+        return launch_trials(work, first, chunks, stream);
     }
-    if (stack) {
-      Trial<T, true>(trial, call);
-    } else {
-      Trial<T, false>(trial, call);
-    }
-    call.context_bytes = static_cast<std::int64_t>(context.used());
-    call.trial_bytes = static_cast<std::int64_t>(trial.used());
-    return call.context_bytes +
-           std::max<std::int64_t>(static_cast<std::int64_t>(forming.used()), call.trial_bytes * warps);
   }
 };
-
-template <class T>
-int run(const Prepared<T>& made, void* stream) {
-  const Call<T>& call = made.call;
-  const bool drawn = call.P.source != nullptr, stack = call.P.layers > 0;
-  const auto kernel = stack ? (drawn ? attention_kernel<T, true, true> : attention_kernel<T, true, false>)
-                            : (drawn ? attention_kernel<T, false, true> : attention_kernel<T, false, false>);
-  int error = 0;
-  if (call.blocks > 0) {
-    error = launch(kernel, made.shape.grid, dim3(kLanes, made.shape.warps), made.shape.shared_bytes(), stream,
-                   call);
-  }
-  if (error == 0 && call.matrices > 0) {
-    error = launch(matrices_kernel<T>, blocks_of(call.matrices), dim3(kThreads), 0, stream, call);
-  }
-  if (error == 0 && (call.at.width > 0 || call.out.per_task != nullptr)) {
-    const auto shared = static_cast<std::size_t>(call.P.m) * sizeof(double);
-    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(call.P.K * call.P.R, 1 << 30));
-    error = launch(tasks_kernel<T>, grid, dim3(kLanes), shared, stream, call);
-  }
-  if (error == 0 && call.out.loss != nullptr) {
-    error = launch(loss_kernel<T>, blocks_of(call.P.R), dim3(kThreads), 0, stream, call);
-  }
-  return error;
-}
-
-// The tokens of `gram` as a problem without trials.
-template <class T>
-Prepared<T> prepare_gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::int64_t n,
-                         std::int64_t m, const Device& device) {
-  Problem<T> P{};
-  P.B = B, P.n = n, P.m = m, P.K = 1, P.H = 1;
-  P.x = z, P.x_batch = batch, P.x_row = row;
-  return Prepared<T>(P, Results<T>{}, Order{}, device);
-}
-
-template <class T>
-Drawing<T> drawing(const Source& S, std::int64_t B, bool is_gram, const Sample<T>& out) {
-  return {S, B, S.d + 1 + (S.bias ? 1 : 0), is_gram, out, nullptr, 0};
-}
-
-template <class T>
-Shape sample_shape(const Drawing<T>& given, const Device& device) {
-  Arena arena;
-  Drawn<T>(arena, given);
-  return shape_of(device, static_cast<std::int64_t>(arena.used()), 1, (given.B + kLanes - 1) / kLanes);
-}
 
 }  // namespace
 
@@ -242,23 +137,33 @@ std::string why_not() {
 }
 
 template <class T>
-std::int64_t workspace_bytes(const Problem<T>& P, const Results<T>& out, int device) {
-  return Prepared<T>(P, out, Order{}, Device(device)).workspace();
+std::string path_of(const Problem<T>& P, const Results<T>& out, int device) {
+  return name_of(choose(P, out, Device(device)));
 }
 
 template <class T>
-int attention(const Problem<T>& P, const Results<T>& out, const Order& order, void* workspace, int device,
-              void* stream) {
+std::int64_t workspace_bytes(const Problem<T>& P, const Results<T>& out, int device) {
+  const Path path = choose(P, out, Device(device));
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (path != Path::kGeneric) return Fast(path, P, out, nullptr).bytes;
+  }
+  return generic_bytes(P, out, device);
+}
+
+template <class T>
+int attention(const Problem<T>& P, const Results<T>& out, void* workspace, int device, void* stream) {
   const OnDevice guard(device);
   if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
-  Prepared<T> made(P, out, order, Device(device));
-  made.place(workspace);
-  return run(made, stream);
+  const Path path = choose(P, out, Device(device));
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (path != Path::kGeneric) return Fast(path, P, out, workspace).run(stream);
+  }
+  return generic_attention(P, out, workspace, device, stream);
 }
 
 template <class T>
 std::int64_t gram_bytes(std::int64_t B, std::int64_t n, std::int64_t m, int device) {
-  return prepare_gram<T>(nullptr, 0, 0, B, n, m, Device(device)).workspace();
+  return generic_gram_bytes<T>(B, n, m, device);
 }
 
 template <class T>
@@ -266,16 +171,12 @@ int gram(const T* z, std::int64_t batch, std::int64_t row, std::int64_t B, std::
          T* G, void* workspace, int device, void* stream) {
   const OnDevice guard(device);
   if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
-  Prepared<T> made = prepare_gram(z, batch, row, B, n, m, Device(device));
-  made.place(workspace);
-  if (B == 0) return 0;
-  return launch(gram_kernel<T>, made.shape.grid, dim3(kLanes, made.shape.warps), made.shape.shared_bytes(),
-                stream, made.call, G);
+  return generic_gram(z, batch, row, B, n, m, G, workspace, device, stream);
 }
 
 template <class T>
 std::int64_t sample_bytes(const Source& S, std::int64_t B, bool is_gram, int device) {
-  return sample_shape(drawing<T>(S, B, is_gram, {}), Device(device)).scratch_bytes();
+  return generic_sample_bytes<T>(S, B, is_gram, device);
 }
 
 template <class T>
@@ -283,26 +184,19 @@ int sample(const Source& S, std::int64_t B, bool is_gram, const Sample<T>& out, 
            void* stream) {
   const OnDevice guard(device);
   if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
-  Drawing<T> given = drawing(S, B, is_gram, out);
-  const Shape shape = sample_shape(given, Device(device));
-  given.scratch = shape.is_shared ? nullptr : static_cast<std::byte*>(workspace);
-  given.scratch_bytes = shape.bytes;
-  if (B == 0) return 0;
-  return launch(sample_kernel<T>, shape.grid, dim3(kLanes), shape.shared_bytes(), stream, given);
+  return generic_sample(S, B, is_gram, out, workspace, device, stream);
 }
 
 int sample_tasks(const Source& S, std::int64_t B, std::int64_t* task, int device, void* stream) {
   const OnDevice guard(device);
   if (guard.error != cudaSuccess) return static_cast<int>(guard.error);
-  if (B == 0) return 0;
-  const std::int64_t most = std::int64_t{32} * Device(device).processors;
-  const auto grid = static_cast<unsigned>(std::min<std::int64_t>((B + kThreads - 1) / kThreads, most));
-  return launch(sample_tasks_kernel, grid, dim3(kThreads), 0, stream, S, B, task);
+  return generic_sample_tasks(S, B, task, device, stream);
 }
 
 #define FASTLIN_INSTANTIATE(T)                                                                          \
+  template std::string path_of(const Problem<T>&, const Results<T>&, int);                              \
   template std::int64_t workspace_bytes(const Problem<T>&, const Results<T>&, int);                     \
-  template int attention(const Problem<T>&, const Results<T>&, const Order&, void*, int, void*);        \
+  template int attention(const Problem<T>&, const Results<T>&, void*, int, void*);                      \
   template std::int64_t gram_bytes<T>(std::int64_t, std::int64_t, std::int64_t, int);                   \
   template int gram(const T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, T*, \
                     void*, int, void*);                                                                 \

@@ -11,13 +11,6 @@
 namespace fastlin {
 namespace cuda {
 
-// Sequences in the order of their tasks; all null when there is one task.
-struct Order {
-  const std::int64_t* sequence;  // [B] by task
-  const std::int64_t* task;      // [B] of these
-  const std::int64_t* start;     // [K + 1] where each task starts among them
-};
-
 // Why no kernel can run here; empty when a device is there.
 std::string why_not();
 std::string describe(int error);
@@ -26,10 +19,13 @@ std::string describe(int error);
 template <class T>
 std::int64_t workspace_bytes(const Problem<T>&, const Results<T>&, int device);
 
-// The problem's own `task` is not read, nor are those of a drawn batch made: `order` has them. `source`
-// points to host memory, its arrays are on the device.
+// `source` points to host memory, its arrays are on the device.
 template <class T>
-int attention(const Problem<T>&, const Results<T>&, const Order&, void* workspace, int device, void* stream);
+int attention(const Problem<T>&, const Results<T>&, void* workspace, int device, void* stream);
+
+// The kernels that `attention` runs: "trials", "tokens", "drawn", "stack" (float32) or "generic".
+template <class T>
+std::string path_of(const Problem<T>&, const Results<T>&, int device);
 
 // Bytes of device memory that `gram` works in.
 template <class T>

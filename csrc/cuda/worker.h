@@ -10,8 +10,8 @@
 // product. What does not fit, above all the matrices of a stack, lies in global memory in the same layout,
 // whole lines for each warp.
 //
-// Work for a sequence, multiply-adds: n m (m + 1) / 2 for G from tokens, r m^2 / 2 from r = min(n, d) rows of
-// a drawn factor; m^2 for each of a, c, e and dW for each trial and head. Bytes: 4 n m of tokens, once, whole
+// Work for a sequence, multiply-adds: n m (m + 1) / 2 for G from tokens; m^2 for each of a, c, e and dW for
+// each trial and head. Bytes: 4 n m of tokens, once, whole
 // lines; W, v and p come from the cache. Tokens are never streamed past vectors as on a CPU: G costs 5 times
 // the multiply-adds of one vector at m = 33, and hides behind the reads still.
 //
@@ -19,12 +19,18 @@
 // block of tiles; a second kernel adds the blocks in their order. Blocks depend on the problem alone, so that
 // a result has the same bits on every GPU.
 
+// Sequences in the order of their tasks; all null when there is one task.
+struct Order {
+  const std::int64_t* sequence;  // [B] by task
+  const std::int64_t* task;      // [B] of these
+  const std::int64_t* start;     // [K + 1] where each task starts among them
+};
+
 template <class T>
 struct Call {
   Problem<T> P;
   Results<T> out;
   Order order;
-  Source source;
   Record at;
   std::int64_t blocks, block_size;  // of positions in the order, whole tiles
   std::int64_t matrices;            // numbers of dW, dA, dC together
@@ -80,9 +86,8 @@ struct Context {
   T *dq, *dG;                     // sums over trials
 };
 
-// Makes the Gram matrices of a tile, from tokens, from stored matrices, or drawn; and takes gradients back to
-// tokens.
-template <class T, bool kDrawn>
+// Makes the Gram matrices of a tile, from tokens or stored matrices, and takes gradients back to tokens.
+template <class T>
 class Forming {
   using L = Tile<T>;
   static constexpr std::int64_t N = L::N, kTokens = 8;  // staged at a time
@@ -90,26 +95,20 @@ class Forming {
  public:
   FASTLIN_HD Forming(Arena& arena, const Call<T>& call, int warp, int warps)
       : call(call), P(call.P), m(call.P.m), warp(warp), warps(warps) {
-    if (kDrawn) return;
     tokens = arena.take<T>(P.is_gram ? 0 : kTokens * m * N);
     of_tokens = arena.take<T>(P.is_gram || call.out.dx == nullptr ? 0 : kTokens * m * N);
     staging = arena.take<T>(warps * L::kStaging) + (arena.only_counts() ? 0 : warp * L::kStaging);
   }
 
   // All warps together; `lanes` have a sequence.
-  FASTLIN_HD void form(const Context<T>& tile, int lanes, Arena& arena) {
-    if constexpr (kDrawn) {
-      if (warp == 0) draw(tile, lanes, arena);
-      sync_block();
+  FASTLIN_HD void form(const Context<T>& tile, int lanes) {
+    if (warp == 0 && P.q != nullptr) {
+      L::load_rows(P.q, m, tile.sequence, P.q_batch, 0, lanes, 0, 1, staging, tile.q);
+    }
+    if (P.is_gram) {
+      load_matrices(tile, lanes);
     } else {
-      if (warp == 0 && P.q != nullptr) {
-        L::load_rows(P.q, m, tile.sequence, P.q_batch, 0, lanes, 0, 1, staging, tile.q);
-      }
-      if (P.is_gram) {
-        load_matrices(tile, lanes);
-      } else {
-        sum_tokens(tile, lanes);
-      }
+      sum_tokens(tile, lanes);
     }
     if (!P.see_query) return;
     for (std::int64_t i = warp; i < m; i += warps) {
@@ -123,22 +122,20 @@ class Forming {
 
   // Writes what the tile's sums over trials say of the data. One warp.
   FASTLIN_HD void store(const Context<T>& tile, int lanes) {
-    if constexpr (!kDrawn) {
-      if (call.out.dq != nullptr) {
-        L::store_rows(tile.dq, m, tile.sequence, m, 0, lanes, 0, 1, staging, call.out.dq);
-      }
-      if (call.out.dx == nullptr) return;
-      if (P.is_gram) {
-        L::store_rows(tile.dG, m * m, tile.sequence, m * m, 0, lanes, 0, 1, staging, call.out.dx);
-        return;
-      }
-      for (std::int64_t first = 0; first < P.n; first += kTokens) {
-        const std::int64_t count = P.n - first < kTokens ? P.n - first : kTokens;
-        load_tokens(tile, lanes, first, count);
-        product(m, count, m, Across<T>{tile.dG, m}, Along<T>{tokens, m}, ToAlong<T>{of_tokens, m, T(2)});
-        L::store_rows(of_tokens, count * m, tile.sequence, P.n * m, first * m, lanes, 0, 1, staging,
-                      call.out.dx);
-      }
+    if (call.out.dq != nullptr) {
+      L::store_rows(tile.dq, m, tile.sequence, m, 0, lanes, 0, 1, staging, call.out.dq);
+    }
+    if (call.out.dx == nullptr) return;
+    if (P.is_gram) {
+      L::store_rows(tile.dG, m * m, tile.sequence, m * m, 0, lanes, 0, 1, staging, call.out.dx);
+      return;
+    }
+    for (std::int64_t first = 0; first < P.n; first += kTokens) {
+      const std::int64_t count = P.n - first < kTokens ? P.n - first : kTokens;
+      load_tokens(tile, lanes, first, count);
+      product(m, count, m, Across<T>{tile.dG, m}, Along<T>{tokens, m}, ToAlong<T>{of_tokens, m, T(2)});
+      L::store_rows(of_tokens, count * m, tile.sequence, P.n * m, first * m, lanes, 0, 1, staging,
+                    call.out.dx);
     }
   }
 
@@ -148,16 +145,6 @@ class Forming {
   }
 
  private:
-  FASTLIN_HD void draw(const Context<T>& tile, int lanes, Arena& arena) {
-    Sampler<T> sampler(arena, call.source);
-    sampler.question(tile.sequence, tile.task, false, tile.q, tile.y);
-    sampler.gram(tile.G);
-    if (lane() < lanes) return;
-    L::zero(tile.q, m);
-    L::zero(tile.G, m * m);
-    tile.y[lane()] = T(0);
-  }
-
   FASTLIN_HD void load_matrices(const Context<T>& tile, int lanes) {
     for (std::int64_t i = warp; i < m; i += warps) {
       L::load_rows(P.x, m, tile.sequence, P.x_batch, i * P.x_row, lanes, 0, 1, staging, tile.G + i * m * N);

@@ -1,7 +1,7 @@
 """CUDA C++ kernels: an adapter over `fastlin._cuda`, which takes addresses (`compiled`), a device and a stream.
 
-Kernels run on torch's current stream of the tensors' device, and nothing here waits for them. torch sorts the sequences
-by task on the same stream, and all memory comes from torch's allocator, so a CUDA graph can capture a call. A call that
+Kernels run on torch's current stream of the tensors' device, and nothing here waits for them. All memory comes from
+torch's allocator, so a CUDA graph can capture a call. A call that
 draws must run once before it is captured: the first run copies the arrays of its source to the device.
 """
 
@@ -53,27 +53,21 @@ class CudaBackend(CompiledBackend):
         return _extension.why_missing(_extension.CUDA) or _module().why_not() or None
 
     def attention(self, problem: Problem, results: dict[str, Tensor], inputs: Inputs) -> None:
-        W, K, draw = problem.W, problem.tasks, inputs.draw
+        W, draw = problem.W, inputs.draw
         device = W.device
         source = None if draw is None else _source(draw, device)
-        order: tuple[Tensor, ...] = ()
-        if K > 1:
-            task = problem.task if draw is None else _drawn_tasks(draw, device)
-            assert task is not None
-            order = _by_task(task, K)
         arguments, _kept = packed(problem, results, inputs, source)
         float64, module, (index, stream) = W.dtype is torch.float64, _module(), _place(device)
-        size = module.workspace(float64, index, *arguments)
+        size, path = module.plan(float64, index, *arguments)
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        addresses = [t.data_ptr() for t in order] or (0, 0, 0)
-        module.attention(float64, index, stream, addresses, workspace.data_ptr(), *arguments)
-        self.last_kernel = f"{_label(W.dtype)} {'attention' if draw is None else 'sampled attention'}"
+        module.attention(float64, index, stream, workspace.data_ptr(), *arguments)
+        self.last_kernel = f"{_label(W.dtype)} {'' if draw is None else 'sampled '}{path}"
 
     def count(self, draw: Draw, like: Tensor) -> Tensor:
         K = draw.recipe.K
         if K == 1:
             return torch.full((1,), draw.batch, dtype=torch.int64, device=like.device)
-        return _by_task(_drawn_tasks(draw, like.device), K)[2].diff()
+        return torch.bincount(_drawn_tasks(draw, like.device), minlength=K)
 
     def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
         B, m = draw.batch, draw.m
@@ -119,16 +113,6 @@ def _place(device: torch.device) -> tuple[int, int]:
         return 0, 0
     assert device.index is not None
     return device.index, torch.cuda.current_stream(device).cuda_stream
-
-
-def _by_task(task: Tensor, K: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequences (B,) in the order of their tasks, these tasks (B,), and where each task starts among them (K + 1,)."""
-    # A radix sort takes a pass for each 8 bits.
-    key = torch.uint8 if K <= 1 << 8 else torch.int16 if K <= 1 << 15 else torch.int64
-    tasks, sequence = torch.sort(task.to(key), stable=True)
-    tasks = tasks.to(torch.int64)
-    start = torch.searchsorted(tasks, torch.arange(K + 1, device=task.device))
-    return sequence, tasks, start
 
 
 def _drawn_tasks(draw: Draw, device: torch.device) -> Tensor:

@@ -1,32 +1,9 @@
-// The kernels. All random numbers, and all algebra of a sequence, are those of csrc/core, over the Vec of a
-// warp.
+// The kernels that serve every call, of any width, dtype and number of heads. All random numbers, and all
+// algebra of a sequence, are those of csrc/core, over the Vec of a warp.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-#include "cuda/platform.h"
-
-// The host lays out workspace with the code that the device finds it by.
-#define FASTLIN_HD __host__ __device__
-#define FASTLIN_INLINE __forceinline__
-// FASTLIN_ROLL before a loop that the compiler would unroll, for 32 lanes or for a count that it does not
-// know: with its addresses that takes more registers than there are.
-#ifdef __CUDA_ARCH__
-#define FASTLIN_UNROLL _Pragma("unroll")
-#define FASTLIN_ROLL _Pragma("unroll 2")
-#else
-#define FASTLIN_UNROLL
-#define FASTLIN_ROLL
-#endif
-
+#include "cuda/device.cuh"
 #include "core/arena.h"
-#include "core/records.h"
-#include "cuda/launch.h"
-#include "kernels.h"
 
 namespace fastlin {
 namespace cuda {
@@ -79,7 +56,7 @@ __device__ void take(const Call<T>& call, const Context<T>& tile, std::int64_t f
 }
 
 // Threads (32, warps): block after block of tiles, and those of a CUDA block are gridDim.x apart.
-template <class T, bool kStack, bool kDrawn>
+template <class T, bool kStack>
 __global__ void __launch_bounds__(kLanes* kWarps, 1) attention_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);
   const Problem<T>& P = call.P;
@@ -89,7 +66,7 @@ __global__ void __launch_bounds__(kLanes* kWarps, 1) attention_kernel(const __gr
   Arena of_context(base), of_forming(base + call.context_bytes);
   Arena of_trial(base + call.context_bytes + warp * call.trial_bytes);
   const Context<T> tile(of_context, call);
-  Forming<T, kDrawn> forming(of_forming, call, warp, warps);
+  Forming<T> forming(of_forming, call, warp, warps);
   Trial<T, kStack> trial(of_trial, call);
   for (std::int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
     const std::int64_t begin = block * call.block_size;
@@ -99,28 +76,12 @@ __global__ void __launch_bounds__(kLanes* kWarps, 1) attention_kernel(const __gr
       const int lanes = static_cast<int>(end - first < kLanes ? end - first : kLanes);
       if (warp == 0) take(call, tile, first, lanes);
       sync_block();
-      Arena again = of_forming;
-      forming.form(tile, lanes, again);
+      forming.form(tile, lanes);
       for (std::int64_t r = warp; r < P.R; r += warps) trial.run(tile, lanes, first, block, r);
       sync_block();
       if (call.of_data()) forming.store(tile, lanes);
     }
   }
-}
-
-// dW, dA and dC: a thread adds the blocks' sums of one number, in block order.
-template <class T>
-__global__ void matrices_kernel(const __grid_constant__ Call<T> call) {
-  const Problem<T>& P = call.P;
-  const Results<T>& out = call.out;
-  const std::int64_t square = P.R * P.H * P.m * P.m, of_W = out.dW != nullptr ? square : 0;
-  const std::int64_t of_A = out.dA != nullptr ? P.layers * square : 0;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= call.matrices) return;
-  double sum = 0;
-  for (std::int64_t block = 0; block < call.blocks; ++block) sum += call.partial[block * call.matrices + i];
-  T* to = i < of_W ? out.dW + i : i < of_W + of_A ? out.dA + (i - of_W) : out.dC + (i - of_W - of_A);
-  *to = static_cast<T>(sum);
 }
 
 // Task of sequence i of a call.
@@ -141,12 +102,26 @@ struct Warp {
   FASTLIN_HD void sync() const { sync_lanes(); }
 };
 
-// Results per task: a warp joins the records of one task and trial, in block order, and finishes them.
+// Blocks of one warp. The first ones add the blocks' sums of 32 numbers of dW, dA and dC, in block order; each
+// of the others joins the records of a task and trial, in block order, and writes its results.
 template <class T>
-__global__ void tasks_kernel(const __grid_constant__ Call<T> call) {
+__global__ void sums_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);
   const Problem<T>& P = call.P;
-  for (std::int64_t each = blockIdx.x; each < P.K * P.R; each += gridDim.x) {
+  const Results<T>& out = call.out;
+  const std::int64_t of_matrices = (call.matrices + kLanes - 1) / kLanes;
+  if (blockIdx.x < of_matrices) {
+    const std::int64_t square = P.R * P.H * P.m * P.m, of_W = out.dW != nullptr ? square : 0;
+    const std::int64_t of_A = out.dA != nullptr ? P.layers * square : 0;
+    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kLanes + lane();
+    if (i >= call.matrices) return;
+    double sum = 0;
+    for (std::int64_t block = 0; block < call.blocks; ++block) sum += call.partial[block * call.matrices + i];
+    T* to = i < of_W ? out.dW + i : i < of_W + of_A ? out.dA + (i - of_W) : out.dC + (i - of_W - of_A);
+    *to = static_cast<T>(sum);
+    return;
+  }
+  for (std::int64_t each = blockIdx.x - of_matrices; each < P.K * P.R; each += gridDim.x - of_matrices) {
     const std::int64_t k = each / P.R, r = each % P.R;
     const std::int64_t begin = call.order.start == nullptr ? 0 : call.order.start[k];
     const std::int64_t end = call.order.start == nullptr ? P.B : call.order.start[k + 1];
@@ -187,13 +162,13 @@ __global__ void __launch_bounds__(kLanes* kWarps, 1) gram_kernel(const __grid_co
                                             : call.scratch + blockIdx.x * call.scratch_bytes;
   Arena of_context(base), of_forming(base + call.context_bytes);
   const Context<T> tile(of_context, call);
-  Forming<T, false> forming(of_forming, call, warp, static_cast<int>(blockDim.y));
+  Forming<T> forming(of_forming, call, warp, static_cast<int>(blockDim.y));
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kLanes;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kLanes; first < call.P.B; first += step) {
     const int lanes = static_cast<int>(call.P.B - first < kLanes ? call.P.B - first : kLanes);
     if (warp == 0) take(call, tile, first, lanes);
     sync_block();
-    forming.form(tile, lanes, of_forming);
+    forming.form(tile, lanes);
     forming.store_gram(tile, lanes, G);
     sync_block();
   }
