@@ -28,13 +28,13 @@ T* at(const Addresses& addresses, std::size_t i) {
 }
 
 // (d, n, K, bias, period), (radius, noise_std), addresses of (means, factors, cumulative, strata,
-// feature_factor), (seed, offset, step, stream).
+// feature_factor, device_step), (seed, offset, step, stream).
 using SourceTuple =
     std::tuple<std::array<std::int64_t, 5>, std::array<double, 2>, Addresses, std::array<std::uint64_t, 4>>;
 
 inline Source source_of(const SourceTuple& tuple) {
   const auto& [sizes, numbers, addresses, counter] = tuple;
-  check_count("source", addresses, 5);
+  check_count("source", addresses, 6);
   check_below("step", static_cast<std::int64_t>(counter[2]), kMaxSteps);
   check_below("stream", static_cast<std::int64_t>(counter[3]), kMaxStreams);
   Source S{};
@@ -43,6 +43,7 @@ inline Source source_of(const SourceTuple& tuple) {
   S.means = at<const double>(addresses, 0), S.factors = at<const double>(addresses, 1);
   S.cumulative = at<const double>(addresses, 2), S.strata = at<const std::int64_t>(addresses, 3);
   S.feature_factor = at<const double>(addresses, 4);
+  S.device_step = at<const std::int64_t>(addresses, 5);
   S.seed = counter[0], S.offset = counter[1];
   S.step = static_cast<std::uint32_t>(counter[2]), S.stream = static_cast<std::uint32_t>(counter[3]);
   check(S);

@@ -96,6 +96,7 @@ void for_each_array(Source& S, F each) {
   each("cumulative", S.cumulative, S.K, drawn_tasks ? Use::kNeeded : Use::kOptional);
   each("strata", S.strata, S.period, Use::kOptional);
   each("feature_factor", S.feature_factor, elements("feature_factor", {S.d, S.d}), Use::kOptional);
+  each("device_step", S.device_step, 1, Use::kOptional);
 }
 
 // The same for a problem and its results.

@@ -35,6 +35,9 @@ struct Source {
   double radius, noise_std;
   std::uint64_t seed, offset;
   std::uint32_t step, stream;
+  // Where a GPU finds the step when a kernel runs, so that its launch can be replayed; null: `step`. Kernels
+  // ask current_step (core/philox-inl.h). A CPU never reads it.
+  const std::int64_t* device_step;
 };
 
 // Where a drawn batch goes.

@@ -75,3 +75,11 @@ class Philox {
   W key_[kRounds][2], multiplier_[2];
   std::uint32_t first_[2], stream_, step_;
 };
+
+// The step of a source's draws; a GPU reads it from its memory where the source says so.
+FASTLIN_HD inline std::uint32_t current_step(const Source& source) {
+#if defined(__CUDA_ARCH__) || defined(FASTLIN_EMULATED)
+  if (source.device_step != nullptr) return static_cast<std::uint32_t>(*source.device_step);
+#endif
+  return source.step;
+}

@@ -20,7 +20,7 @@ class Sampler {
         m(source.d + 1 + (source.bias ? 1 : 0)),
         constant(source.bias && source.n > 0 ? 1 : 0),
         rank(std::min(source.n - constant, source.d)),
-        lanes(source.seed, source.step, source.stream) {
+        lanes(source.seed, current_step(source), source.stream) {
     beta = arena.take<T>(d * N);
     normals = arena.take<T>(whole_blocks(std::max(std::max(kTokens * d, normals_of_rows()), 4 * rank)) * N);
     noise = arena.take<T>(whole_blocks(std::max(+kTokens, constant + rank)) * N);

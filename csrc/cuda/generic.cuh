@@ -89,7 +89,7 @@ template <class T>
 FASTLIN_HD std::int64_t drawn_task(const Source& S, std::int64_t i) {
   using W = Vec<std::uint64_t>;
   if (S.K == 1) return 0;
-  const Philox<W> philox(S.seed, S.step, S.stream);
+  const Philox<W> philox(S.seed, current_step(S), S.stream);
   W words[1][4];
   philox.start(philox.sequence(W::set(S.offset + static_cast<std::uint64_t>(i))), philox.block(0), words[0]);
   philox.finish(words);

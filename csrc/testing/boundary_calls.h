@@ -90,7 +90,7 @@ inline SourceTuple any_source(ByteChoices& bytes) {
   const auto flag = [](const void* pointer) { return pointer == nullptr ? 0 : kFakeAddress; };
   return {{S.d, S.n, S.K, S.bias, S.period},
           {S.radius, S.noise_std},
-          {flag(S.means), flag(S.factors), flag(S.cumulative), flag(S.strata), flag(S.feature_factor)},
+          {flag(S.means), flag(S.factors), flag(S.cumulative), flag(S.strata), flag(S.feature_factor), 0},
           {bytes.next(), bytes.next(), S.step, S.stream}};
 }
 

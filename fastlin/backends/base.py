@@ -61,6 +61,8 @@ class Backend(ABC):
     """Reads tokens in float16 or bfloat16, and computes in float32. Others get them in float32."""
     draws: bool = False  # has `sampled_loss` and `sample`: its kernels draw sequences
     updates: bool = False  # has `prepare_update`: optimiser updates of all trials in one call
+    schedules: bool = False
+    """Kernels read the step of a draw from device memory where `Draw.device_step` is given."""
     last_kernel: str | None = None  # kernel of the last call, for tests and for the curious: "avx2 float32 streamed"
     last_sampler: str | None = None  # kernel of the last `sample`
 

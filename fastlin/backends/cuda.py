@@ -41,6 +41,7 @@ def emulated(module: ModuleType) -> Iterator[None]:
 
 class CudaBackend(CompiledBackend):
     name = "cuda"
+    schedules = True
     piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 
     def supports(self, op: str, device: torch.device, dtype: torch.dtype, m: int) -> str | None:

@@ -25,7 +25,10 @@ class Recipe(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Sequences of a source: `batch` of them from `offset` on, of n tokens, of one stream at one step of one seed."""
+    """Sequences of a source: `batch` of them from `offset` on, of n tokens, of one stream at one step of one seed.
+
+    Kernels of a backend with `schedules` read the step from `device_step` (1,), int64, when they run, if it is given.
+    """
 
     recipe: Recipe
     n: int
@@ -34,6 +37,7 @@ class Draw(NamedTuple):
     step: int
     stream: int
     offset: int
+    device_step: Tensor | None = None
 
     @property
     def m(self) -> int:
@@ -62,7 +66,7 @@ class Draw(NamedTuple):
         return (
             (recipe.d, self.n, recipe.K, int(recipe.bias), 0 if recipe.strata is None else len(recipe.strata)),
             (recipe.radius, recipe.noise_std),
-            [0 if array is None else array.data_ptr() for array in arrays],
+            [0 if array is None else array.data_ptr() for array in (*arrays, self.device_step)],
             (self.seed, self.offset, self.step, self.stream),
         )
 

@@ -26,7 +26,9 @@ from fastlin.validation import Settings
 
 Stream = int | str | Sequence[int]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-GradientsOfStep = Callable[[int], tuple[Tensor, dict[str, Tensor]]]
+Step = int | Tensor
+"""A step, or (1,) int64 in the memory of a device, which kernels of a backend with `schedules` read when they run."""
+GradientsOfStep = Callable[[Step], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Sequences(TypedDict, total=False):
@@ -204,6 +206,11 @@ def sampled_gradients(
     -------
     function
         Results of later calls may overwrite those of earlier ones.
+
+    Raises
+    ------
+    ValueError
+        From the function: the step is in device memory, but no kernel draws that can read it there.
     """
     tensors, settings = tuple([forms.get(letter) for letter in LETTERS]), Settings(**options)
     place: Sequences = {"seed": seed, "step": 0, "stream": stream, "offset": offset}
@@ -214,9 +221,14 @@ def sampled_gradients(
     is_drawn = backend.draws and type(stream) is int and draw(batch, n, **place) is not None
     bound = call.Plan("sampled", args, backend).bind(args) if is_drawn else None
 
-    def of_step(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = None if bound is None else draw(batch, n, seed=seed, step=step, stream=stream, offset=offset)
-        if bound is None or drawn is None:
+    def of_step(step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        number = step if isinstance(step, int) else 0
+        drawn = None if bound is None else draw(batch, n, seed=seed, step=number, stream=stream, offset=offset)
+        if isinstance(step, Tensor):
+            if bound is None or drawn is None or not backend.schedules:
+                raise ValueError(f"{op}: step is a tensor, wants an integer where no CUDA kernel draws the sequences")
+            loss, _, *grads = bound(drawn._replace(device_step=step))
+        elif bound is None or drawn is None:
             loss, _, *grads = _loss(op, mix, n, batch, tensors, weight, settings, {**place, "step": step}, wants)
         else:
             loss, _, *grads = bound(drawn)

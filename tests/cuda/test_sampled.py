@@ -15,6 +15,7 @@ from support.sampled_cases import differentiable, parameters, results, sampled
 import fastlin as fl
 from fastlin.backends import cpu, cuda
 from fastlin.data import sources
+from fastlin.ops.sampled import sampled_gradients
 
 DTYPES = (torch.float32, DOUBLE)
 OPS = ("sampled_loss", "sampled_stack_loss")
@@ -146,3 +147,46 @@ def test_losses_are_those_of_the_cpu_backend(op, machine):
         expected = results(sampled(op, source, 9, 150, backend="cpu"), differentiable(given, DOUBLE))
         for key, value in expected.items():
             assert_close(found[key].cpu(), value, 1e-12, f"{key}, {name}")
+
+
+@pytest.mark.parametrize("form", ["gram", "tokens"])
+@pytest.mark.parametrize("name", OF_LOSSES)
+def test_the_step_is_read_from_device_memory(name, form, machine):
+    """Data and tasks are those of the same step by value; the step that was given by value is not read."""
+    at = {"seed": 3, "stream": 1, "offset": 7}
+    step = torch.zeros(1, dtype=torch.int64, device=machine)
+    kept = OF_LOSSES[name].draw(BATCH, 5, step=9, **at)._replace(device_step=step)
+    for number in (0, 4, 2**24 - 1):
+        step.fill_(number)
+        draw = OF_LOSSES[name].draw(BATCH, 5, step=number, **at)
+        found = cuda.backend.sample(kept, form == "gram", DOUBLE, machine)
+        expected = cuda.backend.sample(draw, form == "gram", DOUBLE, machine)
+        assert all(map(torch.equal, found, expected))
+        assert torch.equal(cuda._drawn_tasks(kept, machine), cuda._drawn_tasks(draw, machine))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["everything", "sphere"])
+def test_a_bound_call_reads_the_step_from_device_memory(op, name, machine):
+    source, settings, at = OF_LOSSES[name], {"scale": 0.1, "backend": "cuda"}, {"seed": 3, "stream": 1, "offset": 0}
+    given = {letter: form.to(machine) for letter, form in parameters(source, op, R=2).items()}
+    wants = "".join(letter for letter in "pACWvh" if letter in given)
+    of_step = sampled_gradients(op, source, 5, BATCH, given, wants, None, settings, **at)
+    step = torch.zeros(1, dtype=torch.int64, device=machine)
+    for number in (0, 1, 5):
+        step.fill_(number)
+        loss, grads = of_step(step)
+        expected, expected_grads = of_step(number)
+        assert torch.equal(loss, expected)
+        assert all(torch.equal(grads[letter], expected_grads[letter]) for letter in wants)
+        step += 1
+        assert not torch.equal(of_step(step)[0], loss)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_a_step_in_memory_is_for_kernels_that_read_it(backend):
+    source, settings = OF_LOSSES["sphere"], {"scale": 0.1, "backend": backend}
+    given = parameters(source, "sampled_loss")
+    of_step = sampled_gradients("sampled_loss", source, 5, 8, given, "W", None, settings, seed=3)
+    with pytest.raises(ValueError, match="sampled_loss: step is a tensor, wants an integer where no CUDA kernel"):
+        of_step(torch.zeros(1, dtype=torch.int64))

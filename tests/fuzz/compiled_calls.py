@@ -123,7 +123,7 @@ class Compiled:
         strata = strata if source.random() < 0.5 else None
         arrays = [means, factors, cumulative, strata, np.eye(d) if source.random() < 0.5 else None]
         seed = [source.getrandbits(64), source.getrandbits(64), source.randrange(1 << 24), source.randrange(1 << 16)]
-        return [[d, n, K, 0, 3], [1.0, 0.5], _addresses(arrays), seed], arrays
+        return [[d, n, K, 0, 3], [1.0, 0.5], _addresses([*arrays, None]), seed], arrays
 
     def _gram(self, source):
         B, n, m = source.choice((0, 1, 9, 70)), source.choice((0, 1, 5)), source.choice((1, 3, 8))
