@@ -10,6 +10,7 @@ CUDA_HOME               the CUDA toolkit, where it is not the one of PATH
 import os
 import runpy
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ class BuildExtension(build_ext):
         )
         try:
             if is_cuda:
-                ext.extra_objects = [self._device_code(source) for source in sorted(glob("csrc/cuda/*.cu"))]
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    ext.extra_objects = list(pool.map(self._device_code, sorted(glob("csrc/cuda/*.cu"))))
             super().build_extension(ext)
         except (BaseError, CCompilerError, subprocess.CalledProcessError, OSError) as error:
             raise CompileError(f"{error}\n{ext.name} needs {needs}") from error

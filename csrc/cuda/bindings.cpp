@@ -97,24 +97,24 @@ void define_attention(py::module_& m) {
         return dbl ? plan(Call<double>(sizes, strides, factors, flags, inputs, results, source))
                    : plan(Call<float>(sizes, strides, factors, flags, inputs, results, source));
       },
-      "Bytes of device memory that `attention` works in, and the kernels that it runs.", py::arg("float64"), py::arg("device"),
-      py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
-      py::arg("results"), py::arg("source"));
+      "Bytes of device memory that `attention` works in, and the kernels that it runs.", py::arg("float64"),
+      py::arg("device"), py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"),
+      py::arg("inputs"), py::arg("results"), py::arg("source"));
   m.def(
       "attention",
-      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace, const Sizes& sizes, const Strides& strides, const Factors& factors,
-         const Flags& flags, const Addresses& inputs, const Addresses& results,
-         const std::optional<SourceTuple>& source) {
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace, const Sizes& sizes,
+         const Strides& strides, const Factors& factors, const Flags& flags, const Addresses& inputs,
+         const Addresses& results, const std::optional<SourceTuple>& source) {
         if (dbl) {
-          attend<double>({sizes, strides, factors, flags, inputs, results, source}, workspace, device, stream);
+          attend<double>({sizes, strides, factors, flags, inputs, results, source}, workspace, device,
+                         stream);
         } else {
           attend<float>({sizes, strides, factors, flags, inputs, results, source}, workspace, device, stream);
         }
       },
       "Losses, predictions and gradients of one call, enqueued.", py::arg("float64"), py::arg("device"),
-      py::arg("stream"), py::arg("workspace"),
-      py::arg("sizes"), py::arg("strides"), py::arg("factors"), py::arg("flags"), py::arg("inputs"),
-      py::arg("results"), py::arg("source"));
+      py::arg("stream"), py::arg("workspace"), py::arg("sizes"), py::arg("strides"), py::arg("factors"),
+      py::arg("flags"), py::arg("inputs"), py::arg("results"), py::arg("source"));
   m.def(
       "gram_workspace",
       [](bool dbl, int device, const std::array<std::int64_t, 5>& sizes) {

@@ -1,9 +1,10 @@
 // The end of a call: partial sums of chunks -> gradients, per-task losses, loss.
 //
-//   reduce_kernel   a number is the sum of its chunks. Lanes are 32 numbers next to each other, whole lines of
+//   reduce_kernel   a number is the sum of its chunks. Lanes are 32 numbers next to each other, whole lines
+//   of
 //                   every chunk; the 8 warps of a block take every eighth chunk, in order and in double, and
-//                   their sums are added as a tree: ((0+1)+(2+3))+((4+5)+(6+7)). 512 chunks are 64 loads a warp,
-//                   none of which waits for another one's sum.
+//                   their sums are added as a tree: ((0+1)+(2+3))+((4+5)+(6+7)). 512 chunks are 64 loads a
+//                   warp, none of which waits for another one's sum.
 //   finish_kernel   a block is a trial, its warps share out the tasks: finish_trial (core/records.h) adds the
 //                   prompt's part and writes the results of a task; then the block adds up the loss.
 //
@@ -33,8 +34,8 @@ __device__ void put_number(const Work& work, std::int64_t i, double sum, double*
 }
 
 // Blocks of 32 numbers. Threads (32, 8).
-__global__ void __launch_bounds__(32 * kReduceWarps) reduce_kernel(const __grid_constant__ Work work,
-                                                                   double* sums) {
+__global__ void __launch_bounds__(32 * kReduceWarps)
+    reduce_kernel(const __grid_constant__ Work work, double* sums) {
   FASTLIN_SHARED_MEMORY(shared);
   double* of_warps = reinterpret_cast<double*>(shared);  // [8, 32]
   const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
@@ -70,8 +71,8 @@ struct Warp {
 };
 
 // Blocks are trials. Threads (32, 4); shared memory: counts [K], scratch [4, m].
-__global__ void __launch_bounds__(32 * kFinishWarps, 1) finish_kernel(const __grid_constant__ Work work,
-                                                                   double* sums) {
+__global__ void __launch_bounds__(32 * kFinishWarps, 1)
+    finish_kernel(const __grid_constant__ Work work, double* sums) {
   FASTLIN_SHARED_MEMORY(shared);
   double* counts = reinterpret_cast<double*>(shared);
   const int warp = static_cast<int>(threadIdx.y);
@@ -104,8 +105,8 @@ int launch_finish(const Work& work, double* sums, void* stream) {
   }
   if (error == 0 && (work.at.width > 0 || work.out.per_task != nullptr)) {
     const auto shared = static_cast<std::size_t>(work.P.K + kFinishWarps * work.P.m) * sizeof(double);
-    error = launch(finish_kernel, dim3(static_cast<unsigned>(work.P.R)), dim3(32, kFinishWarps), shared, stream,
-                   work, sums);
+    error = launch(finish_kernel, dim3(static_cast<unsigned>(work.P.R)), dim3(32, kFinishWarps), shared,
+                   stream, work, sums);
   }
   return error;
 }

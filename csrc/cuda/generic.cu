@@ -172,8 +172,8 @@ struct Staged {
       source = *given.source;
       drawn = {parts.take<T>(P.B * P.m * P.m), parts.take<T>(P.B * P.m), parts.take<T>(P.B),
                parts.take<std::int64_t>(P.B)};
-      scratch = parts.take<std::byte>(
-          sample_shape(drawing<T>(source, P.B, true, drawn), device).scratch_bytes());
+      scratch =
+          parts.take<std::byte>(sample_shape(drawing<T>(source, P.B, true, drawn), device).scratch_bytes());
       P.source = nullptr, P.is_gram = true, P.n = 0;
       P.x = drawn.x, P.x_batch = P.m * P.m, P.x_row = P.m;
       P.q = drawn.q, P.q_batch = P.m, P.y = drawn.y, P.task = drawn.task;
@@ -261,13 +261,13 @@ int generic_sample_tasks(const Source& S, std::int64_t B, std::int64_t* task, in
   return launch(sample_tasks_kernel, dim3(grid), dim3(kThreads), 0, stream, S, B, task);
 }
 
-#define FASTLIN_INSTANTIATE(T)                                                                                 \
-  template std::int64_t generic_bytes(const Problem<T>&, const Results<T>&, int);                              \
-  template int generic_attention(const Problem<T>&, const Results<T>&, void*, int, void*);                     \
-  template std::int64_t generic_gram_bytes<T>(std::int64_t, std::int64_t, std::int64_t, int);                  \
-  template int generic_gram(const T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,    \
-                            T*, void*, int, void*);                                                            \
-  template std::int64_t generic_sample_bytes<T>(const Source&, std::int64_t, bool, int);                       \
+#define FASTLIN_INSTANTIATE(T)                                                                              \
+  template std::int64_t generic_bytes(const Problem<T>&, const Results<T>&, int);                           \
+  template int generic_attention(const Problem<T>&, const Results<T>&, void*, int, void*);                  \
+  template std::int64_t generic_gram_bytes<T>(std::int64_t, std::int64_t, std::int64_t, int);               \
+  template int generic_gram(const T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, \
+                            T*, void*, int, void*);                                                         \
+  template std::int64_t generic_sample_bytes<T>(const Source&, std::int64_t, bool, int);                    \
   template int generic_sample(const Source&, std::int64_t, bool, const Sample<T>&, void*, int, void*);
 FASTLIN_INSTANTIATE(float)
 FASTLIN_INSTANTIATE(double)

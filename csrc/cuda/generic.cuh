@@ -2,8 +2,8 @@
 // algebra of a sequence, are those of csrc/core, over the Vec of a warp.
 #pragma once
 
-#include "cuda/device.cuh"
 #include "core/arena.h"
+#include "cuda/device.cuh"
 
 namespace fastlin {
 namespace cuda {
@@ -102,8 +102,8 @@ struct Warp {
   FASTLIN_HD void sync() const { sync_lanes(); }
 };
 
-// Blocks of one warp. The first ones add the blocks' sums of 32 numbers of dW, dA and dC, in block order; each
-// of the others joins the records of a task and trial, in block order, and writes its results.
+// Blocks of one warp. The first ones add the blocks' sums of 32 numbers of dW, dA and dC, in block order;
+// each of the others joins the records of a task and trial, in block order, and writes its results.
 template <class T>
 __global__ void sums_kernel(const __grid_constant__ Call<T> call) {
   FASTLIN_SHARED_MEMORY(shared);

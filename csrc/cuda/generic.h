@@ -1,5 +1,5 @@
-// The generic kernels: any width, dtype, number of heads and tasks, and gradients of the data. As in launch.h,
-// on the current device.
+// The generic kernels: any width, dtype, number of heads and tasks, and gradients of the data. As in
+// launch.h, on the current device.
 #pragma once
 
 #include "cuda/launch.h"

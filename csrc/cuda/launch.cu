@@ -1,5 +1,5 @@
-// Which kernels serve a call, and where its workspace lies: float32 calls of one attention head by the families
-// of family.h, all others by the generic kernels.
+// Which kernels serve a call, and where its workspace lies: float32 calls of one attention head by the
+// families of family.h, all others by the generic kernels.
 #include "cuda/device.cuh"
 #include "cuda/generic.h"
 #include "cuda/launch.h"
@@ -54,8 +54,8 @@ Work work_of(const Problem<float>& P, const Results<float>& out) {
   const Record at(P, out);
   const std::int64_t chunk = chunk_of(P);
   const Source source = P.source != nullptr ? *P.source : Source{};
-  return {P,       out,     source, at,      Numbers(P, out, at), chunk, (P.B + chunk - 1) / chunk,
-          nullptr, nullptr, 0,      nullptr, 0,                   0};
+  return {P, out,     source, at, Numbers(P, out, at), chunk, (P.B + chunk - 1) / chunk, nullptr, nullptr,
+          0, nullptr, 0,      0};
 }
 
 // A call of the fast kernels, its workspace, and the pieces that it comes in.
@@ -101,7 +101,8 @@ struct Fast {
       work.first = first * work.chunk;
       work.records_count = std::min(chunks * work.chunk, work.P.B - work.first);
       if (makes_records) {
-        error = draws() ? launch_form_drawn(work, forms_count, stream) : launch_form(work, forms_count, stream);
+        error =
+            draws() ? launch_form_drawn(work, forms_count, stream) : launch_form(work, forms_count, stream);
       }
       if (error == 0) error = run_piece(first, chunks, stream);
     }

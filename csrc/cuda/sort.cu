@@ -53,8 +53,8 @@ __global__ void count_kernel(const std::int64_t* task, std::int64_t B, std::int6
 
 // Turns counts [rows, K] into the positions of the first sequences of each row and task, and writes those of
 // the tasks to start [K + 1]. One block.
-__global__ void __launch_bounds__(kScanThreads) scan_kernel(int* counts, std::int64_t rows, std::int64_t K,
-                                                            std::int64_t* start) {
+__global__ void __launch_bounds__(kScanThreads)
+    scan_kernel(int* counts, std::int64_t rows, std::int64_t K, std::int64_t* start) {
   FASTLIN_SHARED_MEMORY(shared);
   std::int64_t* sums = reinterpret_cast<std::int64_t*>(shared);  // [threads]
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,8 +1,8 @@
 """CUDA C++ kernels: an adapter over `fastlin._cuda`, which takes addresses (`compiled`), a device and a stream.
 
 Kernels run on torch's current stream of the tensors' device, and nothing here waits for them. All memory comes from
-torch's allocator, so a CUDA graph can capture a call. A call that
-draws must run once before it is captured: the first run copies the arrays of its source to the device.
+torch's allocator, so a CUDA graph can capture a call. A call that draws must run once before it is captured: the first
+run copies the arrays of its source to the device.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class CudaBackend(CompiledBackend):
         K = draw.recipe.K
         if K == 1:
             return torch.full((1,), draw.batch, dtype=torch.int64, device=like.device)
-        return torch.bincount(_drawn_tasks(draw, like.device), minlength=K)
+        task = _drawn_tasks(draw, like.device)
+        return torch.zeros(K, dtype=torch.int64, device=like.device).scatter_add_(0, task, torch.ones_like(task))
 
     def sample(self, draw: Draw, is_gram: bool, dtype: torch.dtype, device: torch.device) -> Batch:
         B, m = draw.batch, draw.m

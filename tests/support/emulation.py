@@ -24,7 +24,8 @@ NAME = "_cuda_emulated"
 FOLDER = toolchain.SOURCES.parent / "build" / "emulated"
 # Loops that nvcc is asked to unroll are no business of g++.
 EMULATED = ("-DFASTLIN_EMULATED", "-Wno-unknown-pragmas")
-SOURCES = ("cuda/launch.cu", "cuda/bindings.cpp")
+KERNELS = tuple(sorted(str(path.relative_to(toolchain.SOURCES)) for path in toolchain.SOURCES.glob("cuda/*.cu")))
+SOURCES = (*KERNELS, "cuda/bindings.cpp")
 # What fastlin_emulate takes, as a device is in the beginning.
 DEVICE = {"devices": 1, "multiprocessors": 4, "shared_bytes": 99 * 1024, "order": 0}
 
@@ -130,7 +131,7 @@ def driver(name: str, flags: tuple[str, ...]) -> Path:
     judge = reference()
 
     def build(folder: Path, made: Path) -> None:
-        parts = dict.fromkeys(("cuda/launch.cu", "testing/cuda_driver.cpp"), flags)
+        parts = dict.fromkeys((*KERNELS, "testing/cuda_driver.cpp"), flags)
         objects = toolchain.objects(toolchain.native(), folder, parts)
         toolchain.run([*toolchain.native(), *flags, *objects, judge, "-pthread", "-o", made])
 
