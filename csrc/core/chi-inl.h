@@ -75,21 +75,24 @@ FASTLIN_HD FASTLIN_INLINE void fixed_box_muller(W w0, W w1, D& first, D& second)
   second = r * as_double(bits_of(select(swap, cosine, sine)) ^ sine_sign);
 }
 
-// Constants of the rejection sampler for `freedom` degrees of freedom. Those in float serve
-// float_attempt, which accepts every attempt of 0 and 1 degrees; beyond 10^12 nothing is settled in float.
-struct Freedom {
+// Constants of an attempt in float (float_attempt).
+struct FloatFreedom {
+  float inverse_scale, squeeze, limit, root;
+};
+
+// Constants of the rejection sampler for `freedom` degrees of freedom. In float every attempt of 0 and 1
+// degrees is accepted; beyond 10^12 nothing is settled.
+struct Freedom : FloatFreedom {
   FASTLIN_HD explicit Freedom(std::int64_t freedom)
       : k(static_cast<double>(freedom)),
         shape(0.5 * (k > 1.0 ? k : 1.0) - 1.0 / 3.0),
-        scale(std::sqrt(9.0 * shape)),
-        inverse_scale(k > 1.0 ? static_cast<float>(1.0 / scale) : 0.0f),
-        squeeze(k > 1.0 ? static_cast<float>(1.0 / (108.0 * shape)) : 0.0f),
-        limit(k <= 1.0    ? 2.0f
-              : k <= 1e12 ? 1.0f - 0x1p-15f
-                          : -1.0f),
-        root(k > 0.0 ? static_cast<float>(std::sqrt(2.0 * shape)) : 0.0f) {}
+        scale(std::sqrt(9.0 * shape)) {
+    inverse_scale = k > 1.0 ? static_cast<float>(1.0 / scale) : 0.0f;
+    squeeze = k > 1.0 ? static_cast<float>(1.0 / (108.0 * shape)) : 0.0f;
+    limit = k <= 1.0 ? 2.0f : k <= 1e12 ? 1.0f - 0x1p-15f : -1.0f;
+    root = k > 0.0 ? static_cast<float>(std::sqrt(2.0 * shape)) : 0.0f;
+  }
   double k, shape, scale;
-  float inverse_scale, squeeze, limit, root;
 };
 
 // One chi variate in each lane, attempt by attempt; 0 for zero degrees of freedom.
@@ -168,7 +171,7 @@ class Chi {
 // of that of t are 2.75 eps chi; s is off by 8 eps r / sqrt(9 d), which 3/2 sqrt(2 d t) takes to 5.7 eps r
 // sqrt t.
 template <class F, class I>
-FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const Freedom& freedom, F& value) {
+FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const FloatFreedom& freedom, F& value) {
   const F u = fma(to_float(word ^ I::set(0x80000000u)), F::set(0x1p-32f), F::set(0.5f));
   const F s = x * F::set(freedom.inverse_scale), t = F::set(1.0f) + s, square = x * x;
   const F h = fma(fma(F::set(1.2f), s, F::set(-0.8f)), s, F::set(1.0f));
@@ -184,7 +187,7 @@ FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const Freedom& freedom
 // 4.3 b/|x| 5.7e-6 <= 1e-5 and a few eps, 0.0331 x^4 <= 1 by 1.72 * 5.7e-6 = 9.8e-6; where they are above 1,
 // by as much of themselves, and the sums are below 3/4.
 template <class F, class I>
-FASTLIN_HD FASTLIN_INLINE auto not_surely_rejected(F x, I word, const Freedom& freedom) {
+FASTLIN_HD FASTLIN_INLINE auto not_surely_rejected(F x, I word, const FloatFreedom& freedom) {
   const F half = F::set(0.5f), margin = F::set(1.0f - freedom.limit);
   const F delta = fma(to_float(word ^ I::set(0x80000000u)), F::set(-0x1p-32f), half);
   const F s = x * F::set(freedom.inverse_scale), square = x * x, fourth = square * square;

@@ -9,9 +9,12 @@ class Sampler {
   using V = Vec<T>;
   using L = Tile<T>;
   static constexpr std::int64_t N = V::size;
-  enum Section : std::uint32_t { kTask, kBeta, kQuery, kFeatures, kNoise, kFactor, kChi };
 
  public:
+  // Kinds of draws, and the first block of each.
+  enum Section : std::uint32_t { kTask, kBeta, kQuery, kFeatures, kNoise, kFactor, kChi };
+  FASTLIN_HD static std::uint32_t block(Section section) { return static_cast<std::uint32_t>(section) << 21; }
+
   static constexpr std::int64_t kTokens = 4;  // tokens drawn at a time: they use whole blocks for any d
 
   FASTLIN_HD Sampler(Arena& arena, const Source& source)
@@ -127,7 +130,6 @@ class Sampler {
  private:
   FASTLIN_HD std::int64_t normals_of_rows() const { return constant * d + rank * d - rank * (rank + 1) / 2; }
   FASTLIN_HD static std::int64_t whole_blocks(std::int64_t draws) { return (draws + 3) / 4 * 4; }
-  FASTLIN_HD static std::uint32_t block(Section section) { return static_cast<std::uint32_t>(section) << 21; }
 
   // beta [d, lanes].
   FASTLIN_HD void draw_beta(const std::int64_t* task, bool one_task) {
