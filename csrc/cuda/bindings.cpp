@@ -92,7 +92,7 @@ void define_attention(py::module_& m) {
         const auto plan = [device](const auto& call) {
           check_call(call);
           return py::make_tuple(workspace_bytes(call.problem, call.results, device),
-                                path_of(call.problem, call.results, device));
+                                kernels_for(call.problem, call.results, device));
         };
         return dbl ? plan(Call<double>(sizes, strides, factors, flags, inputs, results, source))
                    : plan(Call<float>(sizes, strides, factors, flags, inputs, results, source));

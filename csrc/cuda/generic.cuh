@@ -2,8 +2,9 @@
 // algebra of a sequence, are those of csrc/core, over the Vec of a warp.
 #pragma once
 
-#include "core/arena.h"
 #include "cuda/device.cuh"
+
+#include "core/arena.h"
 
 namespace fastlin {
 namespace cuda {

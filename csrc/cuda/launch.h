@@ -25,7 +25,7 @@ int attention(const Problem<T>&, const Results<T>&, void* workspace, int device,
 
 // The kernels that `attention` runs: "trials", "tokens", "drawn", "stack" (float32) or "generic".
 template <class T>
-std::string path_of(const Problem<T>&, const Results<T>&, int device);
+std::string kernels_for(const Problem<T>&, const Results<T>&, int device);
 
 // Bytes of device memory that `gram` works in.
 template <class T>

@@ -77,7 +77,7 @@ bool edge_holds(const Case& c, const std::vector<emulated::Device>& devices) {
     const bool is_first = &device == &devices.front();
     const OwnedResults<T> again(c, checked.expected);
     const OwnedResults<T>& outputs = is_first ? first : again;
-    const std::string path = cuda::path_of(P, outputs.results, 0);
+    const std::string path = cuda::kernels_for(P, outputs.results, 0);
     if (is_first) first_path = path;
     const bool good = attend(P, outputs.results) &&
                       (is_first || path != first_path ? checked.holds(outputs) : same_bits(first, outputs));

@@ -249,7 +249,6 @@ inline unsigned __ballot_sync(unsigned mask, int vote, FASTLIN_HERE) {
   return static_cast<unsigned>(
       fastlin::emulated::wait_for({fastlin::emulated::Op::kBallot, mask, 0, nonzero, file, line}));
 }
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __any_sync(unsigned mask, int vote, FASTLIN_HERE) {
   return __ballot_sync(mask, vote, file, line) != 0;

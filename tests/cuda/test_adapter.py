@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import emulation
 from support.op_cases import DOUBLE, make
-from support.sampled_cases import SOURCES, parameters
+from support.sampled_cases import SOURCES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastlin as fl
@@ -81,35 +81,6 @@ def test_an_error_of_cuda_is_raised_with_its_text():
         module.gram(True, 7, 0, 0, (1, 1, 1, 1, 1), (z.data_ptr(), z[1:].data_ptr()))
     with pytest.raises(RuntimeError, match=r"^CUDA: sample_tasks: \w+"):
         module.sample_tasks(7, 0, draw.packed(draw.arrays), 1, task.data_ptr())
-
-
-@pytest.mark.parametrize("K", [2, 256, 257, 2**15, 2**15 + 1])
-def test_order_by_task(K):
-    """Stable, whatever width of the key is sorted; tasks without sequences start where the next one does."""
-    task = torch.randint(0, K, (1000,), generator=torch.Generator().manual_seed(K))
-    task[:2] = torch.tensor([K - 1, 0])
-    sequence, tasks, start = cuda._by_task(task, K)
-    expected = torch.argsort(task, stable=True)
-    assert torch.equal(sequence, expected)
-    assert torch.equal(tasks, task[expected])
-    assert torch.equal(start.diff(), torch.bincount(task, minlength=K))
-    assert start[0] == 0
-    assert {t.dtype for t in (sequence, tasks, start)} == {torch.int64}
-
-
-def test_order_of_nothing():
-    sequence, tasks, start = cuda._by_task(torch.empty(0, dtype=torch.int64), 3)
-    assert sequence.shape == tasks.shape == (0,)
-    assert start.tolist() == [0, 0, 0, 0]
-
-
-def test_one_task_is_not_sorted(monkeypatch):
-    monkeypatch.setattr(cuda, "_by_task", None)
-    with cuda.emulated(emulation.module()):
-        make("prompt_loss", K=1, backend="cuda")()
-        make("prompt_loss", K=None, backend="cuda")()
-        given = parameters(SOURCES["one task"], "sampled_loss")
-        fl.sampled_loss(SOURCES["one task"], 3, 5, *given.values(), seed=0, step=0, backend="cuda")
 
 
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_stack_loss"])

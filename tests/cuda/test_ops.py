@@ -9,6 +9,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from support import cuda_kernels
 from support.op_cases import (
     DOUBLE,
     FORMS,
@@ -36,8 +37,8 @@ def gentle(op, n, m, t, H):
     return (n + 1) ** 0.5 / (H * (n**0.5 + m**0.5 + (t or 0) + 1) ** 2) if "stack" in op else 0.7
 
 
-def check_both(machine, op, **given):
-    """Values and all gradients of a problem of float32 numbers, in both dtypes."""
+def check_both(machine, op, path, **given):
+    """Values and all gradients of a problem of float32 numbers, in both dtypes; `path` makes those of parameters."""
     single = make(op, **given, dtype=torch.float32, backend="cuda").on(machine)
     double = single.to(DOUBLE)
     exact = results(double, fl.reference)
@@ -45,7 +46,7 @@ def check_both(machine, op, **given):
     for name, value in exact.items():
         assert_close(found[name], value, what=name)
     assert_within_budget(results(single), results(single, backend="eager"), exact)
-    assert cuda.backend.last_kernel == "float32 attention"
+    assert cuda.backend.last_kernel == f"float32 {path}"
 
 
 @pytest.mark.parametrize("m", WIDTHS)
@@ -57,7 +58,7 @@ def test_widths_and_lengths(op, m, machine):
         options = {"see_query": (i + m) % 2 == 0, "scale": gentle(op, n, m, 2, 2)}
         if op in LOSSES:
             options["weight"] = (None, [0.2, 0.5, 0.3])[i % 2]
-        check_both(machine, op, n=n, m=m, B=6, K=3, t=2, R=3, H=2, L=next(depths), **options)
+        check_both(machine, op, "generic", n=n, m=m, B=6, K=3, t=2, R=3, H=2, L=next(depths), **options)
 
 
 @pytest.mark.parametrize("B", [0, 1, 31, 32, 33, 70])
@@ -94,7 +95,7 @@ def test_absent_parts(op, sizes, machine):
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
 def test_trials_share_warps(op, R, machine):
     """One for each warp of a block, one more, and many."""
-    check_both(machine, op, B=35, m=5, n=4, R=R, scale=gentle(op, 4, 5, 2, 1))
+    check_both(machine, op, cuda_kernels.of_given(op, R, L=2), B=35, m=5, n=4, R=R, scale=gentle(op, 4, 5, 2, 1))
 
 
 @pytest.mark.parametrize("op", LOSSES)

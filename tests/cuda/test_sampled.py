@@ -7,6 +7,7 @@ every instruction set are; losses and gradients are those of the same data drawn
 import pytest
 import torch
 from data.test_sampler_kernels import AT, BATCH, SOURCES, excess, source_of
+from support import cuda_kernels
 from support.op_cases import DOUBLE, EAGER_TOLERANCE, assert_close
 from support.sampled_cases import AT as AT_OF_LOSSES
 from support.sampled_cases import SOURCES as OF_LOSSES
@@ -82,7 +83,9 @@ def assert_equal_to_kept(machine, op, name, dtype, n, batch, shape, options, per
     if "weight" in options:
         options = options | {"weight": torch.tensor(options["weight"], dtype=dtype, device=machine)}
     found = results(sampled(op, source, n, batch, **options, backend="cuda"), given, per_task)
-    assert cuda.backend.last_kernel == f"{str(dtype)[6:]} sampled attention"
+    trials = {name: shape.get(name) for name in "RH"}
+    path = cuda_kernels.of_drawn(op, source.m, source.K, dtype, **trials, L=shape.get("L", 2))
+    assert cuda.backend.last_kernel == f"{str(dtype)[6:]} sampled {path}"
     data = cuda.backend.sample(source.draw(batch, n, **AT_OF_LOSSES), True, dtype, machine)
     backends = {"cuda": 75 * torch.finfo(dtype).eps} | ({"eager": EAGER_TOLERANCE} if dtype is DOUBLE else {})
     for backend, tolerance in backends.items():
