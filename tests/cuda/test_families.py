@@ -1,4 +1,4 @@
-"""The fast CUDA kernels: calls of one head in float32, at every compiled width and around it, against the paper in float64.
+"""The fast CUDA kernels: float32, one head, at every compiled width and around it, against the paper in float64.
 
 Each test says which kernels must have run. An error is at most twice eager's own and a band of 4 eps.
 """
@@ -10,7 +10,7 @@ import torch
 from cuda.test_ops import gentle
 from support import cuda_kernels, emulation
 from support.op_cases import DOUBLE, assert_within_budget, make, poisoned, results
-from support.sampled_cases import AT, differentiable, mixture, parameters
+from support.sampled_cases import AT, differentiable, mixture, parameters, sampled
 from support.sampled_cases import results as of_drawn
 
 import fastlin as fl
@@ -108,21 +108,13 @@ def test_a_gram_matrix_counts_as_its_symmetric_part(R, machine):
         torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
 
 
-def exact_of(op, source, data, given, options):
-    """The same on the drawn data, kept: in float64 exactly, and in float32 by eager."""
-    found = []
-    for dtype in (DOUBLE, torch.float32):
-        ready = {name: None if p is None else p.detach().to(dtype).requires_grad_() for name, p in given.items()}
-        G, q, y, task = data
-        weight = options.get("weight")
-        own = options if weight is None else {**options, "weight": weight.to(dtype)}
-
-        def kept(dtype=dtype, own=own, **p):
-            loss = getattr(fl, op.replace("sampled", "gram"))
-            return loss(G.to(dtype), q.to(dtype), y.to(dtype), task, *p.values(), **own, backend="eager")
-
-        found.append(of_drawn(kept, ready, per_task=False))
-    return found
+def kept(op, data, dtype, options):
+    """The op on drawn sequences that are kept, by eager."""
+    G, q, y, task = data
+    rounded = {name: o.to(dtype) if isinstance(o, torch.Tensor) else o for name, o in options.items()}
+    loss = getattr(fl, op.replace("sampled", "gram"))
+    inputs = [t.to(dtype) for t in (G, q, y)]
+    return lambda **given: loss(*inputs, task, *given.values(), **rounded, backend="eager")
 
 
 SOURCES = {
@@ -148,15 +140,15 @@ def test_drawn(op, name, d, machine):
         options = {"scale": scale, "see_query": n == 3}
         if weighted:
             options["weight"] = torch.arange(1.0, source.K + 1, device=machine) / source.K
-        given = differentiable(parameters(source, op, R=R, t=1, n=n, L=3), torch.float32, machine)
-        call = getattr(fl, op)
-        found = of_drawn(
-            lambda **p: call(source, n, 150, *p.values(), **AT, **options, backend="cuda"), given, per_task=False
-        )
+        given = parameters(source, op, R=R, t=1, n=n, L=3)
+        single = differentiable(given, torch.float32, machine)
+        found = of_drawn(sampled(op, source, n, 150, **options, backend="cuda"), single)
         path = cuda_kernels.of_drawn(op, source.m, source.K, torch.float32, R, L=3)
         assert cuda.backend.last_kernel == f"float32 sampled {path}"
         data = cuda.backend.sample(source.draw(150, n, **AT), True, torch.float32, machine)
-        exact, eager = exact_of(op, source, data, given, options)
+        exactly = {name: p.detach().to(DOUBLE).requires_grad_() for name, p in single.items()}
+        exact = of_drawn(kept(op, data, DOUBLE, options), exactly)
+        eager = of_drawn(kept(op, data, torch.float32, options), single)
         assert_within_budget(found, eager, exact)
 
 
