@@ -27,8 +27,8 @@ template <int M>
 struct Shape {
   static constexpr int rows = 2 * M + 1;  // of a warp's part: c, e, a . c
   static constexpr int w_row = (M + 3) / 4 * 4;
-  static constexpr int piece = M <= 7 ? 16 : M <= 12 ? 8 : 4;  // tokens at most
-  static constexpr int blocks = M <= 12 ? 4 : 2;               // a multiprocessor, as registers allow
+  static constexpr int piece = M <= 7 ? 16 : M <= 12 ? 8 : 4;   // tokens at most
+  static constexpr int blocks = M <= 11 ? 4 : M == 12 ? 3 : 2;  // a multiprocessor, as registers allow
   // Sums of dW that a thread owns: rows i, i + threads_i, ... and columns likewise.
   static constexpr int own_i = M <= 11 ? 1 : M <= 22 ? 2 : 3, own_j = M <= 12 ? 1 : M <= 22 ? 2 : 3;
   static constexpr int threads_i = (M + own_i - 1) / own_i, threads_j = (M + own_j - 1) / own_j;
@@ -255,8 +255,8 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
   Place next{begin};
   const auto copy = [&](int stage) {
     if (next.first < end) {
-      copy_piece<M>(P, how, next, end, memory + at.stages + stage * how.stage_floats(),
-                    memory + at.heads + (how.heads > 1 ? stage : 0) * kHead<M>);
+      copy_piece<M, S::piece>(P, how, next, end, memory + at.stages + stage * how.stage_floats(),
+                              memory + at.heads + (how.heads > 1 ? stage : 0) * kHead<M>);
       next.next(how);
     }
     __pipeline_commit();
@@ -370,7 +370,7 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
   Pieces how{}, widest{};
   for (int tokens = Shape<M>::piece;; tokens /= 2) {
     widest = how = cut<M>(work.P, 0, tokens);
-    widest.stride = how.tokens * M + kMostPadding<M>;
+    widest.stride = widest_stride(how.tokens * M);
     if (bytes_of(widest) <= kSharedBytes || tokens == kTokens<M>) break;
   }
   return launch(tokens_kernel<M>, dim3(static_cast<unsigned>(chunks)), dim3(kThreads), bytes_of(how), stream,
