@@ -32,7 +32,7 @@ constexpr int kMostTasks = 8;
 // Of dynamic shared memory for a block: what every GPU since sm_80 has, so that tiles are the same on all.
 constexpr int kSharedBytes = 99 << 10;
 
-FASTLIN_HD constexpr int width_for(std::int64_t m) {
+constexpr int width_for(std::int64_t m) {
   for (const int M : kWidths) {
     if (m <= M) return M;
   }
