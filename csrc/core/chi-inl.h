@@ -176,7 +176,7 @@ FASTLIN_HD FASTLIN_INLINE auto float_attempt(F x, I word, const FloatFreedom& fr
   const F s = x * F::set(freedom.inverse_scale), t = F::set(1.0f) + s, square = x * x;
   const F h = fma(fma(F::set(1.2f), s, F::set(-0.8f)), s, F::set(1.0f));
   const F sum = fma(square * square * F::set(freedom.squeeze), h, u);
-  value = F::set(freedom.root) * t * sqrt(t);
+  value = F::set(freedom.root) * t * sqrt_in_range(t);  // t > 1/2 where the attempt is accepted
   return less(F::set(freedom.limit), sum) | less(s, F::set(-0.49f));
 }
 

@@ -12,10 +12,10 @@
 // second attempt, and at last follows the definition in double.
 #pragma once
 
-// First: it defines the macros of csrc/core.
+// clang-format off: the first defines the macros of csrc/core.
 #include "cuda/device.cuh"
-
 #include "core/arena.h"
+// clang-format on
 
 namespace fastlin {
 namespace cuda {
@@ -159,13 +159,16 @@ class BlockTable {
   std::uint32_t last_ = 0;
 };
 
-// The table of chi variates [slots, whole pairs]: slot i goes to entry `at` + i.
+// The table of chi variates [slots, whole pairs]: slot i of the diagonal goes to entry `at` + i, the
+// remainder to `at` + d.
 __device__ inline void write_slots(ChiSlot* slots, const FactorShape& shape, const WidePhilox& philox,
                                    int lanes, int at, int thread, int threads) {
   FASTLIN_NO_UNROLL
   for (int i = thread; i < round_up(shape.slots(), 2); i += threads) {
     const int slot = i < shape.slots() ? i : shape.slots() - 1;
-    slots[i] = {draw_block(philox, shape.chi_block(slot), (at + slot) * lanes), Freedom(shape.below - slot)};
+    slots[i] = {
+        draw_block(philox, shape.chi_block(slot), (at + (slot < shape.rank ? slot : shape.d)) * lanes),
+        Freedom(shape.below - slot)};
   }
 }
 
@@ -258,20 +261,6 @@ __device__ FASTLIN_INLINE void draw_chi(const WidePhilox& philox, const DrawnSeq
       own[slot.block.at] = value;
     }
   }
-}
-
-// beta . x as Entries::dot has it: even and odd entries apart.
-template <int kLanes>
-__device__ FASTLIN_INLINE float dot_columns(const float* x, const float* y, int count) {
-  float even = 0, odd = 0;
-  int i = 0;
-  FASTLIN_NO_UNROLL
-  for (; i + 2 <= count; i += 2) {
-    even = std::fma(x[i * kLanes], y[i * kLanes], even);
-    odd = std::fma(x[(i + 1) * kLanes], y[(i + 1) * kLanes], odd);
-  }
-  if (i < count) even = std::fma(x[i * kLanes], y[i * kLanes], even);
-  return even + odd;
 }
 
 }  // namespace

@@ -121,13 +121,24 @@ DrawnMemory drawn_memory(const Problem<float>& P, const Source& source) {
   return at;
 }
 
-// out_j = sum_i matrix_ij x_i, rows of `kStride` floats, x a column of draws.
-template <int kRows, int kColumns>
+// Calls f(i), i < kCount; the loop is unrolled if it is short and what it is part of runs often.
+template <bool kOften, int kCount, class F>
+__device__ FASTLIN_INLINE void each(const F& f) {
+  if constexpr (kOften && kCount <= 12) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < kCount; ++i) f(i);
+  } else {
+    FASTLIN_NO_UNROLL
+    for (int i = 0; i < kCount; ++i) f(i);
+  }
+}
+
+// out_j = sum_i matrix_ij x_i, rows of whole quads, x a column of draws.
+template <bool kOften, int kRows, int kColumns>
 __device__ FASTLIN_INLINE void multiply_transposed(const float* matrix, const float* x,
                                                    float (&out)[kColumns]) {
   constexpr int kStride = round_up(kColumns, 4);
-  FASTLIN_NO_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+  each<kOften, kRows>([&](int i) {
     const float xi = x[i * kLanes];
     FASTLIN_UNROLL
     for (int j = 0; j < kStride; j += 4) {
@@ -137,16 +148,15 @@ __device__ FASTLIN_INLINE void multiply_transposed(const float* matrix, const fl
         if (j + l < kColumns) out[j + l] = std::fma(row.x[l], xi, out[j + l]);
       }
     }
-  }
+  });
 }
 
 // A column to_i = sum_j matrix_ij x_j, in the order of j, + plus_i unless that is null.
-template <int d>
+template <bool kOften, int d>
 __device__ FASTLIN_INLINE void multiply(const float* matrix, const float (&x)[d], const float* plus,
                                         float* to) {
   constexpr int kStride = round_up(d, 4);
-  FASTLIN_NO_UNROLL
-  for (int i = 0; i < d; ++i) {
+  each<kOften, d>([&](int i) {
     float sum = 0;
     FASTLIN_UNROLL
     for (int j = 0; j < kStride; j += 4) {
@@ -157,7 +167,21 @@ __device__ FASTLIN_INLINE void multiply(const float* matrix, const float (&x)[d]
       }
     }
     to[i * kLanes] = plus == nullptr ? sum : sum + plus[i];
-  }
+  });
+}
+
+// x . y of columns, in the order of Entries::dot: even and odd entries apart.
+template <int kCount>
+__device__ FASTLIN_INLINE float dot_columns(const float* x, const float* y) {
+  float sums[2] = {};
+  each<true, (kCount + 1) / 2>([&](int pair) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int entry = (2 * pair + i) * kLanes;
+      if (2 * pair + i < kCount) sums[i] = std::fma(x[entry], y[entry], sums[i]);
+    }
+  });
+  return sums[0] + sums[1];
 }
 
 template <int kCount>
@@ -189,13 +213,11 @@ struct Applied {
   float noise_c = 0, noise_e = 0;  // sums of g_k w
   float root_v, root_a;            // sqrt n v_0, sqrt n a_0; after the first row: its w
   float product = 0;               // sum of w_v w_a
-  int rank;
   bool noisy;
 
-  // Row kRow of the factor, -1 that of the constant coordinate. Returns whether there was one.
+  // Row kRow of the factor, -1 that of the constant coordinate.
   template <int kRow>
-  __device__ FASTLIN_INLINE bool row(const float* own) {
-    if (kRow >= rank) return false;
+  __device__ FASTLIN_INLINE void row(const float* own) {
     constexpr int kFirst = kRow < 0 ? 0 : kRow;
     constexpr int kNormals = kRow < 0 ? 0 : E::normals_before(kRow) - kRow - 1;  // less the column
     float x[d];
@@ -203,16 +225,9 @@ struct Applied {
     for (int j = kFirst; j < d; ++j) {
       x[j] = j == kRow ? own[(E::chi + j) * kLanes] : own[(E::factor + (kNormals + j) % E::ring) * kLanes];
     }
-    float w_v = 0, w_a = 0, g = 0;
-    if (noisy) {
-      g = own[(E::noise + kBias + kRow) * kLanes];
-      w_v = g * noise_v;
-      w_a = g * noise_a;
-    }
-    if (kRow < 0) {
-      w_v += root_v;
-      w_a += root_a;
-    }
+    const float g = noisy ? own[(E::noise + kBias + kRow) * kLanes] : 0.0f;
+    float w_v = kRow < 0 ? std::fma(g, noise_v, root_v) : g * noise_v;
+    float w_a = kRow < 0 ? std::fma(g, noise_a, root_a) : g * noise_a;
     FASTLIN_UNROLL
     for (int j = kFirst; j < d; ++j) {
       w_v = std::fma(x[j], u_v[j], w_v);
@@ -224,20 +239,17 @@ struct Applied {
       e[j] = std::fma(x[j], w_a, e[j]);
     }
     product = std::fma(w_v, w_a, product);
-    if (noisy) {
-      noise_c = std::fma(g, w_v, noise_c);
-      noise_e = std::fma(g, w_a, noise_e);
-    }
+    noise_c = std::fma(g, w_v, noise_c);
+    noise_e = std::fma(g, w_a, noise_e);
     if (kRow < 0) {
       root_v = w_v;
       root_a = w_a;
     }
-    return true;
   }
 
   template <int kFirst, int... kRows>
   __device__ FASTLIN_INLINE void rows(const float* own, std::integer_sequence<int, kRows...>) {
-    static_cast<void>((row<kFirst + kRows>(own) && ...));
+    (row<kFirst + kRows>(own), ...);
   }
 
   template <int kGroup>
@@ -334,14 +346,13 @@ class DrawnWorker {
     if (F != nullptr) {
       float normals[d];
       load_column(own + E::query * kLanes, normals);
-      multiply(F, normals, nullptr, own + E::query * kLanes);
+      multiply<false>(F, normals, nullptr, own + E::query * kLanes);
     }
     const auto deviation = static_cast<float>(source.noise_std);
-    float y = dot_columns<kLanes>(own + E::query * kLanes, own + E::beta * kLanes, d);
+    float y = dot_columns<d>(own + E::query * kLanes, own + E::beta * kLanes);
     if (shape.noisy) y = std::fma(deviation, own[(E::query + d) * kLanes], y);
 
     Applied<M, kBias> applied;
-    applied.rank = shape.rank;
     applied.noisy = shape.noisy;
     float v_y, a_y, attended = 0, with_v = 0, with_a = 0, skipped = 0;
     {
@@ -349,7 +360,7 @@ class DrawnWorker {
       load_row(of_task, v);
       FASTLIN_UNROLL
       for (int j = 0; j < M; ++j) a[j] = kBias ? shared[at.W + j] : 0.0f;
-      multiply_transposed<d>(shared + at.W + (kBias ? E::quads : 0), own + E::query * kLanes, a);
+      multiply_transposed<true, d>(shared + at.W + (kBias ? E::quads : 0), own + E::query * kLanes, a);
       if (P.p != nullptr) {
         float of_prompt[M];
         load_row(of_task + E::quads, of_prompt);
@@ -390,7 +401,7 @@ class DrawnWorker {
     }
     attended += applied.product;
     if (shape.noisy) {
-      const float rest = deviation * own[(E::chi + shape.rank) * kLanes];
+      const float rest = deviation * own[(E::chi + d) * kLanes];
       const float more_c = rest * rest * v_y, more_e = rest * rest * a_y;
       c_y = std::fma(deviation, applied.noise_c, c_y) + more_c;
       e_y = std::fma(deviation, applied.noise_e, e_y) + more_e;
@@ -480,13 +491,13 @@ class DrawnWorker {
       FASTLIN_NO_UNROLL
       for (int j = 0; j < d; ++j) beta[j * kLanes] = mean[j];
     } else if (source.factors == nullptr) {
-      const float stretch = static_cast<float>(source.radius) / std::sqrt(dot_columns<kLanes>(beta, beta, d));
+      const float stretch = static_cast<float>(source.radius) / std::sqrt(dot_columns<d>(beta, beta));
       FASTLIN_NO_UNROLL
       for (int j = 0; j < d; ++j) beta[j * kLanes] *= stretch;
     } else {
       float normals[d];
       load_column(beta, normals);
-      multiply(mean + E::d_quads, normals, mean, beta);
+      multiply<true>(mean + E::d_quads, normals, mean, beta);
     }
   }
 
@@ -509,10 +520,10 @@ class DrawnWorker {
     applied.noise_a = deviation * a_y;
     FASTLIN_UNROLL
     for (int j = 0; j < d; ++j) applied.c[j] = applied.e[j] = 0;
-    if (kBias && shape.constant == 0) applied.rank = -1;
     FASTLIN_NO_UNROLL
     for (int group = 0; group < E::groups; ++group) {
       if (group > 0) draw_normals<kLanes>(philox, sequence, blocks, ends[group - 1], ends[group], 1, own);
+      if (shape.rank < d) clear_after_rank(E::row_after(group));
       applied.group(group, own, std::make_integer_sequence<int, E::groups>{});
     }
     if (kBias && shape.constant == 0) applied.root_v = applied.root_a = 0;
@@ -520,6 +531,18 @@ class DrawnWorker {
       push_forward(F, applied.c);
       push_forward(F, applied.e);
     }
+  }
+
+  // Fewer tokens than features: rows that are not there, of those before `end`, are zero.
+  __device__ void clear_after_rank(int end) {
+    int begin = shape.constant < kBias ? 0 : E::normals_before(shape.rank);
+    begin = std::max(begin, E::normals_before(end) - E::ring);
+    FASTLIN_NO_UNROLL
+    for (int i = begin; i < E::normals_before(end); ++i) own[(E::factor + i % E::ring) * kLanes] = 0;
+    FASTLIN_NO_UNROLL
+    for (int i = shape.rank; i < d; ++i) own[(E::chi + i) * kLanes] = 0;
+    FASTLIN_NO_UNROLL
+    for (int i = shape.rows(); shape.noisy && i < d + kBias; ++i) own[(E::noise + i) * kLanes] = 0;
   }
 
   // x = F' x and x = F x, through entries of their own.
@@ -530,10 +553,10 @@ class DrawnWorker {
       scratch[j * kLanes] = x[j];
       x[j] = 0;
     }
-    multiply_transposed<d>(F, scratch, x);
+    multiply_transposed<false, d>(F, scratch, x);
   }
   __device__ FASTLIN_INLINE void push_forward(const float* F, float (&x)[d]) {
-    multiply(F, x, nullptr, own + at.scratch);
+    multiply<false>(F, x, nullptr, own + at.scratch);
     load_column(own + at.scratch, x);
   }
 
@@ -575,7 +598,7 @@ class DrawnWorker {
       const float* q = stage + (E::of_q + lane / E::tile_columns) * kStageStride;
       const float* c = stage + (E::of_c + lane % E::tile_columns) * kStageStride;
       if (lane >= E::tile_rows * E::tile_columns) q = c = stage;
-      FASTLIN_NO_UNROLL
+      FASTLIN_ROLL
       for (int l = 0; l < kLanes; l += 4) {
         Quad row[E::tile.rows], column[E::tile.columns];
         FASTLIN_UNROLL

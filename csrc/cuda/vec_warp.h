@@ -37,6 +37,19 @@ struct Vec {
 
 #include "cpu/vec/scalar_words.h"
 
+// core/normal-inl.h. The instructions are those of nvcc's correctly rounded square root, less its test for
+// numbers outside of this range: the test is a branch, and ends what the compiler can do at the same time.
+FASTLIN_HD FASTLIN_INLINE Vec<float> sqrt_in_range(Vec<float> a) {
+#ifdef __CUDA_ARCH__
+  float inverse;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a.x));
+  const float root = a.x * inverse;
+  return {std::fma(std::fma(-root, root, a.x), 0.5f * inverse, root)};
+#else
+  return sqrt(a);
+#endif
+}
+
 template <class T>
 FASTLIN_HD inline void store_rounded(Vec<double> a, T* p) {
   p[lane()] = static_cast<T>(a.x);

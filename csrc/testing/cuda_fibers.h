@@ -76,7 +76,7 @@ class Stacks {
 
 using Context = ucontext_t;
 
-inline void prepare(Context& context, unsigned char* stack, void (*entry)()) {
+FASTLIN_UNWATCHED inline void prepare(Context& context, unsigned char* stack, void (*entry)()) {
   getcontext(&context);
   context.uc_stack.ss_sp = stack;
   context.uc_stack.ss_size = Stacks::kUsable;

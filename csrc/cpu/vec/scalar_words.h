@@ -40,7 +40,16 @@ FASTLIN_HD inline Vec<double> as_double(Vec<std::uint64_t> a) { return {same_bit
 FASTLIN_HD inline Vec<std::uint64_t> bits_of(Vec<double> a) { return {same_bits<std::uint64_t>(a.x)}; }
 FASTLIN_HD inline Mask<double> top_bit(Vec<std::uint64_t> a) { return {a.x >> 63 != 0}; }
 FASTLIN_HD inline Vec<std::uint64_t> multiply_words(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+#ifdef __CUDA_ARCH__
+  // nvcc multiplies masked numbers of 64 bits in two instructions more.
+  std::uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;"
+      : "=l"(product)
+      : "r"(static_cast<std::uint32_t>(a.x)), "r"(static_cast<std::uint32_t>(b.x)));
+  return {product};
+#else
   return {(a.x & 0xffffffffu) * (b.x & 0xffffffffu)};
+#endif
 }
 FASTLIN_HD inline Vec<std::uint64_t> high_word(Vec<std::uint64_t> a) { return {a.x >> 32}; }
 FASTLIN_HD inline Vec<std::uint32_t> words_of(const Vec<std::uint64_t>* parts) {
