@@ -51,29 +51,32 @@ __global__ void __launch_bounds__(kThreads, 1)
   FASTLIN_NO_UNROLL
   for (int first = 0; first < control->chunk_size; first = control->next) {
     stage.sort(first);
-    // A tile is copied while the one before it is added; before the first there is an empty one.
-    Tile now{0, 0, -1}, next = stage.tile_at(0, 0);
-    int buffer = 0;
+    // A tile is copied while the one before it is added; before the first there is an empty one. What is known
+    // of a tile is read again after its sequences: registers are full while they are added.
+    bool goes_on = true;
     FASTLIN_NO_UNROLL
-    for (bool goes_on = true; goes_on; buffer ^= 1) {
+    for (int buffer = 0; goes_on; buffer ^= 1) {
       __pipeline_wait_prior(0);
       __syncthreads();  // this tile is here, and nobody reads the one before
-      if (plan.folds && now.count > 0) {
-        stage.fold(now.count, stage.tile(0));
+      const Tile* now = control->tiles + buffer;
+      if (plan.folds && now->count > 0) {
+        stage.fold(now->count, stage.tile(0));
         __syncthreads();
       }
+      const Tile next = stage.tile_after(*now);
       goes_on = next.count > 0;
+      const bool ends = !goes_on || next.task != now->task || now->count == 0;
       if (goes_on) stage.copy(next, buffer ^ 1);
+      if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
       float* tile = stage.tile(plan.folds ? 0 : buffer);
-      trial.add(work, plan, lane, now.count, shared, tile,
-                [&](int place) { return stage.sequence(now.first + place); });
-      if (!goes_on || next.task != now.task) {
-        if (now.count > 0) trial.end_run(work, plan, lane, now.task, tile, work.partial + control->sums);
-        if (goes_on) trial.begin_run(work, plan, lane, next.task, shared);
-        if (goes_on) trial.coefficient = 2 * control->coefficients[next.task];
+      trial.add(work, plan, lane, now->count, shared, tile,
+                [&](int place) { return stage.sequence(now->first + place); });
+      if (ends) {
+        if (now->count > 0) trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
+        const int task = stage.tile_after(*now).task;
+        trial.begin_run(work, plan, lane, task, shared);
+        trial.coefficient = 2 * control->coefficients[task];
       }
-      now = next;
-      if (goes_on) next = stage.tile_at(now.first + now.count, now.task);
     }
     trial.end_part(work, plan, lane, stage.tile(0), work.partial + control->sums);
   }

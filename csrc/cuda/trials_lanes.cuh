@@ -8,21 +8,22 @@ namespace cuda {
 namespace {
 
 // Which trial a thread works for. Threads are numbered (set, trial, lane of the trial); those past the sets,
-// or of a trial that is not there, keep nothing. 10 bits each: what is rarely needed takes one register.
+// or of a trial that is not there, keep nothing. What is rarely needed takes one register, and is taken apart
+// where it is needed.
 class Lane {
  public:
   __device__ Lane(const Plan& plan, int lanes, std::int64_t R) {
     const int i = static_cast<int>(threadIdx.x), of_set = plan.slab * lanes;
     const int set = i / of_set, trial = i % of_set / lanes;
     const bool is_real = set < plan.sets && first(plan) + trial < R;
-    bits_ = opaque(set | trial << 10 | (is_real ? 1 << 20 : 0));
+    bits_ = set | trial << 10 | (is_real ? 1 << 20 : 0);
   }
   // The block's first trial.
   __device__ static int first(const Plan& plan) { return static_cast<int>(blockIdx.x) * plan.slab; }
 
-  __device__ int set() const { return bits_ & 1023; }
-  __device__ int trial() const { return bits_ >> 10 & 1023; }
-  __device__ bool is_real() const { return bits_ >> 20 != 0; }
+  __device__ int set() const { return opaque(bits_) & 1023; }
+  __device__ int trial() const { return opaque(bits_) >> 10 & 1023; }
+  __device__ bool is_real() const { return opaque(bits_) >> 20 != 0; }
   __device__ std::int64_t r(const Plan& plan) const { return first(plan) + trial(); }
 
  private:
@@ -174,8 +175,8 @@ struct OneLane : Trial<M> {
           if (place + s < count) given[s] = work.P.gy[lane.r(plan) * work.P.B + sequence(place + s)];
         }
       }
-      const float* W = shared + opaque(lane.trial() * S::W);  // else the compiler takes W out of the loop
-      float a[T][M] = {};                                     // W' q
+      const float* W = shared + lane.trial() * S::W;  // new in each turn: else W would be taken out of the loop
+      float a[T][M] = {};                             // W' q
       FASTLIN_UNROLL
       for (int x = 0; x < M * M; x += 4) {
         const Quad w = load_quad(W + x);

@@ -48,6 +48,11 @@ struct Plan {
   static Plan of(const Problem<float>& P, bool has_records);
 };
 
+// Sequences first, first + 1, ... of the part's order, all of one task.
+struct Tile {
+  int first, count, task;
+};
+
 // What a block knows beside its trials: in shared memory, not in registers.
 struct Control {
   std::int64_t begin;    // first sequence of the chunk
@@ -55,15 +60,11 @@ struct Control {
   int chunk_size, each;  // sequences of the chunk; of a part, at most
   std::int64_t part;     // first sequence of the part
   int size, next;        // sequences of the part; where in the chunk the next one starts
+  Tile tiles[2];         // the one that is added, and the one that is copied
   int start[kMostTasks + 1];
   int found[kMostTasks * kWarps];
   float coefficients[kMostTasks];
   std::uint16_t order[kPart];
-};
-
-// Sequences first, first + 1, ... of the part's order, all of one task.
-struct Tile {
-  int first, count, task;
 };
 
 template <int M>
@@ -102,6 +103,7 @@ struct Stage {
     if (threadIdx.x == 0) {
       control->part = part, control->size = size, control->next = first + size;
       control->start[0] = 0, control->start[K] = size;
+      control->tiles[0] = {0, 0, 0};
     }
     if (K > 1) {
       const int piece = (size + 32 * kWarps - 1) / (32 * kWarps) * 32;
@@ -143,8 +145,10 @@ struct Stage {
     __syncthreads();
   }
 
-  // The tile that starts at a place of the order; its count is 0 at the end.
-  __device__ Tile tile_at(int first, int task) const {
+  // The tile behind another; its count is 0 at the end.
+  __device__ Tile tile_after(const Tile& tile) const {
+    const int first = tile.first + tile.count;
+    int task = tile.task;
     if (first >= control->size) return {first, 0, task};
     FASTLIN_NO_UNROLL
     while (control->start[task + 1] <= first) ++task;
@@ -261,8 +265,10 @@ struct Stage {
   template <int kFloats, bool kSeesQuery>
   __device__ void fold_from(int count, const float* copied, float* tile) const {
     constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
-    const int own = kSequences == 1 ? 0 : threadIdx.x / S::floats;
-    const int first_number = kSequences == 1 ? threadIdx.x : threadIdx.x % S::floats;
+    // New for each tile: else the compiler keeps where the number comes from, and registers are full.
+    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int own = kSequences == 1 ? 0 : thread / S::floats;
+    const int first_number = kSequences == 1 ? thread : thread % S::floats;
     if (own >= kSequences) return;
     FASTLIN_NO_UNROLL
     for (int number = first_number; number < S::floats; number += kThreads) {
