@@ -91,6 +91,8 @@ Plan Plan::of(const Problem<float>& P, bool has_records) {
   constexpr int kReduced = kSummed * kThreads;                        // floats in which sets are added
   Plan plan{};
   plan.scale = static_cast<float>(P.scale);
+  const bool in_quads = P.x_batch % 4 == 0 && P.m % 2 == 0 && reinterpret_cast<std::uintptr_t>(P.x) % 16 == 0;
+  plan.copies = P.x_row != P.m ? Copies::kRows : in_quads ? Copies::kQuads : Copies::kWhole;
   plan.folds = !has_records || S::lanes > 1;
   const int copied = !plan.folds ? 0 : has_records ? RecordOf<M>::floats : S::stored_floats;
   const int all = (kSharedBytes - static_cast<int>(sizeof(Control))) / 4;

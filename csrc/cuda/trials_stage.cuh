@@ -35,12 +35,17 @@ struct Shape {
   }
 };
 
+// How stored matrices are copied: 16 bytes a lane; 4 bytes, where they are not at multiples of 16 bytes; row
+// after row, where rows do not follow one another.
+enum class Copies { kQuads, kWhole, kRows };
+
 // How a call is laid over blocks and shared memory; offsets in floats.
 struct Plan {
   int slab, slabs;                     // trials of a block; blocks of a chunk
   int sets, tile;                      // sets of lanes that share a tile's sequences; sequences of a tile
   bool folds;                          // what is copied is not what the loop reads
   int tiles, buffer, copied, control;  // the tiles, floats of one, what is copied, `Control`
+  Copies copies;
   int bytes;
   float scale;
 
@@ -64,7 +69,7 @@ struct Control {
   int start[kMostTasks + 1];
   int found[kMostTasks * kWarps];
   float coefficients[kMostTasks];
-  std::uint16_t order[kPart];
+  std::uint16_t order[kPart + kWarps];  // a warp reads one ahead
 };
 
 template <int M>
@@ -169,84 +174,95 @@ struct Stage {
     constexpr int quads = Stored::floats / 4;
     const float* from = work.records + (control->part - work.first) * Stored::floats;
     FASTLIN_NO_UNROLL
-    for (int i = threadIdx.x; i < tile.count * quads; i += kThreads) {
+    for (int i = opaque(static_cast<int>(threadIdx.x)); i < tile.count * quads; i += kThreads) {
       const int s = i / quads, quad = i % quads;
       __pipeline_memcpy_async(to + 4 * i, from + (at(tile.first + s) * Stored::floats + 4 * quad), 16);
     }
     if (!plan.folds && threadIdx.x < quads) store_quad(to + tile.count * Stored::floats + 4 * threadIdx.x, {});
   }
 
-  // A warp copies a matrix, or a row of it where rows do not follow one another.
+  // A warp copies a sequence.
   __device__ void copy_matrices(const Tile& tile, float* to) const {
     const Problem<float>& P = work.P;
-    const int m = static_cast<int>(P.m), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int x_batch = static_cast<int>(P.x_batch), x_row = static_cast<int>(P.x_row);
-    const int q_batch = static_cast<int>(P.q_batch);
-    const bool whole = x_row == m;
-    const int rows = whole ? 1 : m, length = whole ? m * m : m;
-    const bool aligned =
-        whole && (x_batch | length) % 4 == 0 && reinterpret_cast<std::uintptr_t>(P.x) % 16 == 0;
+    // New for each tile: else the compiler keeps what depends on it, and registers are full.
+    const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
+    const int m = static_cast<int>(P.m), x_batch = static_cast<int>(P.x_batch);
+    const bool sorted = P.K > 1;
     const std::int64_t part = control->part;
-    const float* x = P.x + part * x_batch + (aligned ? 4 * lane : lane);
-    const float* q = P.q + part * q_batch + lane;
-    const float* y = P.y + part;
-    to += warp * S::stored_floats + lane;
+    const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
+    // q, and y behind it.
+    constexpr int kTurns = M / 32 + 1;
+    const float* behind[kTurns];
+    int step[kTurns], there[kTurns];
+    FASTLIN_UNROLL
+    for (int u = 0; u < kTurns; ++u) {
+      const int j = lane + 32 * u;
+      const bool is_q = j < m;
+      behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
+      step[u] = is_q ? static_cast<int>(P.q_batch) : 1;
+      there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
+    }
+    to += warp * S::stored_floats;
+    const std::uint16_t* order = control->order + tile.first + warp;
+    int next = sorted ? *order : tile.first + warp;
     FASTLIN_NO_UNROLL
-    for (int s = warp; s < tile.count; s += kWarps, to += kWarps * S::stored_floats) {
-      const std::int64_t i = at(tile.first + s);
-      const float* G = x + i * x_batch;
-      if (aligned) {
+    for (int s = warp; s < tile.count; s += kWarps) {
+      const int i = next;
+      order += kWarps;
+      next = sorted ? *order : i + kWarps;
+      const float* G = x + static_cast<std::int64_t>(i) * x_batch;
+      if (plan.copies == Copies::kQuads) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          if (4 * lane < length - u) __pipeline_memcpy_async(to + 3 * lane + u, G + u, 16);
+          if (4 * lane < m * m - u) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+        }
+      } else if (plan.copies == Copies::kWhole) {
+        FASTLIN_UNROLL
+        for (int u = 0; u < M * M; u += 32) {
+          if (lane < m * m - u) __pipeline_memcpy_async(to + lane + u, G + u, 4);
         }
       } else {
         FASTLIN_NO_UNROLL
-        for (int row = 0; row < rows; ++row) {
+        for (int row = 0; row < m; ++row, G += P.x_row) {
           FASTLIN_UNROLL
-          for (int u = 0; u < M * M; u += 32) {
-            if (lane < length - u) __pipeline_memcpy_async(to + row * m + u, G + row * x_row + u, 4);
+          for (int u = 0; u < M; u += 32) {
+            if (lane < m - u) __pipeline_memcpy_async(to + row * m + lane + u, G + u, 4);
           }
         }
       }
       FASTLIN_UNROLL
-      for (int u = 0; u <= M; u += 32) {
-        const bool is_y = lane + u == m && P.y != nullptr;
-        const float* from = is_y ? y + i : q + i * q_batch + u;
-        float* there = to + (is_y ? S::stored_y - lane : S::stored_q + u);
-        if (is_y || lane < m - u) __pipeline_memcpy_async(there, from, 4);
+      for (int u = 0; u < kTurns; ++u) {
+        const float* from = behind[u] + static_cast<std::int64_t>(i) * step[u];
+        if (there[u] >= 0) __pipeline_memcpy_async(to + there[u], from, 4);
       }
+      to += kWarps * S::stored_floats;
     }
   }
 
-  // Where a number of a sequence comes from: the mean of two of the copied numbers, or nowhere; with
-  // see_query plus the product of two more.
+  // Where a number of a sequence comes from: half of each of two of the copied numbers; with see_query plus
+  // the product of two more; or it is zero.
   struct From {
     int one, other, left, right;
+    bool is_there;
   };
-  static constexpr From kNowhere{-1, -1, 0, 0};
 
   __device__ From from(int number) const {
     const bool recorded = work.records != nullptr;
     const int m = recorded ? M : static_cast<int>(work.P.m), q = recorded ? Stored::q : S::stored_q;
-    const int y = recorded ? Stored::y : work.P.y != nullptr ? S::stored_y : -1;
-    if (number == S::y) return {y, y, 0, 0};
     if (number >= S::q) {
-      const int i = number - S::q;
-      return i < m ? From{q + i, q + i, 0, 0} : kNowhere;
+      const int i = number - S::q, y = recorded ? Stored::y : S::stored_y, at = number == S::y ? y : q + i;
+      return {at, at, 0, 0, number == S::y ? recorded || work.P.y != nullptr : i < m};
     }
     int i = number / S::row, j = number % S::row;
     if (S::lanes == 1) {
-      i = 0, j = number;
+      i = 0;
       FASTLIN_UNROLL
-      for (int row = 0; row < M; ++row) {
-        if (i == row && j >= M) j -= M - row - 1, ++i;
-      }
+      for (int row = 1; row < M; ++row) i += number >= row * M - row * (row - 1) / 2 ? 1 : 0;
+      j = number - i * (2 * M - 1 - i) / 2;
     }
-    if (i >= m || j >= m) return kNowhere;
-    const int low = std::min(i, j), high = std::max(i, j);
-    const int in_triangle = low * M - low * (low + 1) / 2 + high;
-    return recorded ? From{in_triangle, in_triangle, 0, 0} : From{i * m + j, j * m + i, q + i, q + j};
+    const int low = std::min(i, j), high = std::max(i, j), in_triangle = low * (2 * M - 1 - low) / 2 + high;
+    if (recorded) return {in_triangle, in_triangle, 0, 0, high < m};
+    return {i * m + j, j * m + i, q + i, q + j, high < m};
   }
 
   // Turns what was copied of `count` sequences into a tile, with a sequence of zeros behind it. A thread
@@ -265,6 +281,7 @@ struct Stage {
   template <int kFloats, bool kSeesQuery>
   __device__ void fold_from(int count, const float* copied, float* tile) const {
     constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
+    constexpr int kRead = kSequences * kFloats, kWritten = kSequences * S::floats;
     // New for each tile: else the compiler keeps where the number comes from, and registers are full.
     const int thread = opaque(static_cast<int>(threadIdx.x));
     const int own = kSequences == 1 ? 0 : thread / S::floats;
@@ -273,31 +290,30 @@ struct Stage {
     FASTLIN_NO_UNROLL
     for (int number = first_number; number < S::floats; number += kThreads) {
       const From it = from(number);
-      const bool sees = kSeesQuery && number < S::q && it.one >= 0;
-      const int known = it.one >= 0 ? count : 0;
-      const float *one = copied + own * kFloats + it.one, *other = copied + own * kFloats + it.other;
-      const float *left = copied + own * kFloats + it.left, *right = copied + own * kFloats + it.right;
+      const float* in = copied + own * kFloats;
       float* to = tile + own * S::floats + number;
+      // Numbers that are not there read the first one.
+      const float *one = in + (it.is_there ? it.one : 0), *other = in + (it.is_there ? it.other : 0);
+      const float *left = in + it.left, *right = in + it.right, half = it.is_there ? 0.5f : 0;
+      const bool sees = kSeesQuery && it.is_there && number < S::q;
+      int left_over = count - own;
       FASTLIN_NO_UNROLL
-      for (int s = own; s <= count; s += kOnce * kSequences) {
-        float x[kOnce];
+      for (; left_over > 0; left_over -= kOnce * kSequences) {
+        float x[kOnce], y[kOnce];
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
-          const int at = u * kSequences * kFloats;
-          x[u] = 0;
-          if (s + u * kSequences < known) {
-            x[u] = std::fma(0.5f, one[at], 0.5f * other[at]);
-            if (sees) x[u] = std::fma(left[at], right[at], x[u]);
-          }
+          if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
         }
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
-          if (s + u * kSequences <= count) to[u * kSequences * S::floats] = x[u];
+          x[u] = std::fma(half, x[u], half * y[u]);
+          if (sees && u * kSequences < left_over) x[u] = std::fma(left[u * kRead], right[u * kRead], x[u]);
+          if (u * kSequences < left_over) to[u * kWritten] = x[u];
         }
-        one += kOnce * kSequences * kFloats, other += kOnce * kSequences * kFloats;
-        left += kOnce * kSequences * kFloats, right += kOnce * kSequences * kFloats;
-        to += kOnce * kSequences * S::floats;
+        one += kOnce * kRead, other += kOnce * kRead, left += kOnce * kRead, right += kOnce * kRead;
+        to += kOnce * kWritten;
       }
+      if (own == count % kSequences) tile[count * S::floats + number] = 0;
     }
   }
 };
