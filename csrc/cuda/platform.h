@@ -39,6 +39,15 @@ __device__ inline int opaque(int x) {
   return x;
 }
 
+// The same for an address of global memory.
+template <class T>
+__device__ inline T* opaque(T* x) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(x));
+#endif
+  return x;
+}
+
 struct alignas(16) Quad {
   float x[4];
 };

@@ -4,75 +4,81 @@ namespace fastlin {
 namespace cuda {
 namespace {
 
-template <int M>
-__global__ void __launch_bounds__(kThreads, M <= 7 ? 2 : 1)
+// Zeros the block's sums in the chunk's row: [rows, m, m] of dW, and [rows, width] of each task.
+__device__ inline void clear_sums(const Work& work, int r0, int rows, float* to) {
+  const int m = static_cast<int>(work.P.m), square = work.out.dW != nullptr ? m * m : 0;
+  FASTLIN_NO_UNROLL
+  for (int i = threadIdx.x; i < rows * square; i += kThreads) {
+    to[work.numbers.dW + static_cast<std::int64_t>(r0) * square + i] = 0;
+  }
+  const int width = static_cast<int>(work.at.width);
+  FASTLIN_NO_UNROLL
+  for (int k = 0; k < work.P.K; ++k) {
+    FASTLIN_NO_UNROLL
+    for (int i = threadIdx.x; i < rows * width; i += kThreads) {
+      to[work.numbers.sums + (k * work.P.R + r0) * width + i] = 0;
+    }
+  }
+}
+
+template <int M, bool kPlain>
+__global__ void __launch_bounds__(kThreads, 1)
     trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan, std::int64_t first_chunk) {
   using S = Shape<M>;
-  using Mapping = std::conditional_t<S::lanes == 1, OneLane<M>, ManyLanes<M>>;
+  using Mapping = std::conditional_t<S::lanes == 1, OneLane<M, kPlain>, ManyLanes<M>>;
   FASTLIN_SHARED_MEMORY(memory);
   float* shared = reinterpret_cast<float*>(memory);
   const Problem<float>& P = work.P;
-  Stage<M> stage(work, plan, shared);
-  float* coefficients = reinterpret_cast<float*>(stage.found + kMostTasks * kWarps);
+  const Stage<M> stage(work, plan, shared);
+  Control* control = stage.control;
+  const Lane lane(plan, S::lanes, P.R);
 
-  const std::int64_t chunk = first_chunk + blockIdx.x / plan.slabs;
-  const int r0 = static_cast<int>(blockIdx.x) % plan.slabs * plan.slab, of_set = plan.slab * S::lanes;
-  Lane lane;
-  lane.set = static_cast<int>(threadIdx.x) / of_set;
-  lane.trial = static_cast<int>(threadIdx.x) % of_set / S::lanes;
-  lane.part = static_cast<int>(threadIdx.x) % S::lanes;
-  lane.r = r0 + lane.trial;
-  lane.is_real = lane.set < plan.sets && lane.r < P.R;
-
-  float* to = work.partial + chunk * work.numbers.count;
-  const int rows = std::min(plan.slab, static_cast<int>(P.R) - r0), m = static_cast<int>(P.m);
-  const int square = work.out.dW != nullptr ? rows * m * m : 0, sums = rows * static_cast<int>(work.at.width);
-  FASTLIN_NO_UNROLL
-  for (int i = threadIdx.x; i < square; i += kThreads) to[work.numbers.dW + r0 * m * m + i] = 0;
-  FASTLIN_NO_UNROLL
-  for (int k = 0; k < P.K; ++k) {
-    FASTLIN_NO_UNROLL
-    for (int i = threadIdx.x; i < sums; i += kThreads) {
-      to[work.numbers.sums + (k * P.R + r0) * work.at.width + i] = 0;
+  {
+    const std::int64_t chunk = first_chunk + blockIdx.y, sums = chunk * work.numbers.count;
+    if (threadIdx.x == 0) {
+      const std::int64_t left = P.B - chunk * work.chunk;
+      const int size = static_cast<int>(left < work.chunk ? left : work.chunk), parts = (size + kPart - 1) / kPart;
+      control->begin = chunk * work.chunk, control->sums = sums;
+      control->chunk_size = size, control->each = (size + parts - 1) / parts;
     }
+    const int r0 = Lane::first(plan);
+    clear_sums(work, r0, std::min(plan.slab, static_cast<int>(P.R) - r0), work.partial + sums);
+    load_coefficients(work, control->coefficients, threadIdx.x / 32, kWarps);
   }
-  const Wanted wanted(work);
-  load_coefficients(work, coefficients, threadIdx.x / 32, kWarps);
   Mapping trial(work, plan, lane, shared);
+  __syncthreads();
 
-  const std::int64_t begin = chunk * work.chunk, left = P.B - begin;
-  const int size = static_cast<int>(left < work.chunk ? left : work.chunk), parts = (size + kPart - 1) / kPart;
   FASTLIN_NO_UNROLL
-  for (int part = 0; part < parts; ++part) {
-    const int first = static_cast<int>(static_cast<std::int64_t>(size) * part / parts);
-    const int end = static_cast<int>(static_cast<std::int64_t>(size) * (part + 1) / parts);
-    stage.sort(begin + first, end - first);
-    Tile now = stage.tile_at(0, 0);
-    stage.copy(now, 0);
-    int buffer = 0, task = -1;
+  for (int first = 0; first < control->chunk_size; first = control->next) {
+    stage.sort(first);
+    // A tile is copied while the one before it is added; before the first there is an empty one. What is known
+    // of a tile is read again after its sequences: registers are full while they are added.
+    bool goes_on = true;
     FASTLIN_NO_UNROLL
-    while (now.count > 0) {
-      if (now.task != task) {
-        task = now.task;
-        trial.begin_run(work, lane, task);
-        trial.coefficient = 2 * coefficients[task];
-      }
-      const Tile next = stage.tile_at(now.first + now.count, task);
+    for (int buffer = 0; goes_on; buffer ^= 1) {
       __pipeline_wait_prior(0);
       __syncthreads();  // this tile is here, and nobody reads the one before
-      if (plan.folds) {
-        stage.fold(now.count, stage.tile(0));
+      const Tile* now = control->tiles + buffer;
+      if (plan.folds && now->count > 0) {
+        stage.fold(now->count, stage.tile(0));
         __syncthreads();
       }
-      if (next.count > 0) stage.copy(next, buffer ^ 1);
+      const Tile next = stage.tile_after(*now);
+      goes_on = next.count > 0;
+      const bool ends = !goes_on || next.task != now->task || now->count == 0;
+      if (goes_on) stage.copy(next, buffer ^ 1);
+      if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
       float* tile = stage.tile(plan.folds ? 0 : buffer);
-      trial.add(work, plan, wanted, lane, now.count, tile,
-                [&](int place) { return stage.part + stage.at(now.first + place); });
-      if (next.count == 0 || next.task != task) trial.end_run(work, plan, wanted, lane, task, tile, to);
-      if (next.count == 0) trial.end_part(work, plan, lane, tile, to);
-      now = next;
-      buffer ^= 1;
+      trial.add(work, plan, lane, now->count, shared, tile,
+                [&](int place) { return stage.sequence(now->first + place); });
+      if (ends) {
+        if (now->count > 0) trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
+        const int task = stage.tile_after(*now).task;
+        trial.begin_run(work, plan, lane, task, shared);
+        trial.coefficient = 2 * control->coefficients[task];
+      }
     }
+    trial.end_part(work, plan, lane, stage.tile(0), work.partial + control->sums);
   }
 }
 
@@ -82,17 +88,19 @@ template <int M>
 Plan Plan::of(const Problem<float>& P, bool has_records) {
   using S = Shape<M>;
   constexpr int kStage = M * M / 3, kLoop = 5 * M * S::columns;  // instructions of a sequence, about
-  constexpr int kReduced = 16 * kThreads;                        // floats in which sets are added
+  constexpr int kReduced = kSummed * kThreads;                        // floats in which sets are added
   Plan plan{};
+  plan.scale = static_cast<float>(P.scale);
+  const bool in_quads = P.x_batch % 4 == 0 && P.m % 2 == 0 && reinterpret_cast<std::uintptr_t>(P.x) % 16 == 0;
+  plan.copies = P.x_row != P.m ? Copies::kRows : in_quads ? Copies::kQuads : Copies::kWhole;
   plan.folds = !has_records || S::lanes > 1;
   const int copied = !plan.folds ? 0 : has_records ? RecordOf<M>::floats : S::stored_floats;
-  const int order = kPart / 2 + kMostTasks * (kWarps + 2) + 4;  // floats of the order and what is beside it
-  const int all = kSharedBytes / 4;
+  const int all = (kSharedBytes - static_cast<int>(sizeof(Control))) / 4;
   double least = 0;
   for (int slabs = 1, R = static_cast<int>(P.R); slabs <= R; ++slabs) {
     const int slab = (R + slabs - 1) / slabs, most = kThreads / (slab * S::lanes);
     if (most == 0) continue;
-    const int left = all - S::parameters(slab) - order;
+    const int left = all - S::parameters(slab);
     // Of a tile and the zeros behind it: two buffers of records, or one and what was copied.
     const int each = plan.folds ? S::floats + copied : 2 * S::floats;
     const int tile = left / each - 1, sets = std::min(most, tile / S::together);
@@ -108,8 +116,8 @@ Plan Plan::of(const Problem<float>& P, bool has_records) {
   plan.tiles = S::parameters(plan.slab);
   plan.buffer = std::max((plan.tile + 1) * S::floats, kReduced);
   plan.copied = plan.tiles + plan.buffer * (plan.folds ? 1 : 2);
-  plan.order = plan.copied + (plan.tile + 1) * copied;
-  plan.bytes = 4 * (plan.order + order);
+  plan.control = plan.copied + (plan.tile + 1) * copied;
+  plan.bytes = 4 * plan.control + static_cast<int>(sizeof(Control));
   return plan;
 }
 
@@ -118,8 +126,17 @@ namespace {
 template <int M>
 int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks, void* stream) {
   const Plan plan = Plan::of<M>(work.P, work.records != nullptr);
-  return launch(trials_kernel<M>, dim3(static_cast<unsigned>(chunks * plan.slabs)), dim3(kThreads),
-                static_cast<std::size_t>(plan.bytes), stream, work, plan, first_chunk);
+  const auto start = [&](auto kernel) {
+    return launch(kernel, dim3(static_cast<unsigned>(plan.slabs), static_cast<unsigned>(chunks)), dim3(kThreads),
+                  static_cast<std::size_t>(plan.bytes), stream, work, plan, first_chunk);
+  };
+  const bool prompted = work.P.p != nullptr && work.P.t > 0;
+  if constexpr (Shape<M>::lanes == 1) {
+    if (work.gradients() && work.P.gy == nullptr && work.out.yhat == nullptr && !prompted) {
+      return start(trials_kernel<M, true>);
+    }
+  }
+  return start(trials_kernel<M, false>);
 }
 
 }  // namespace

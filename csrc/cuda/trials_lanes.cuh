@@ -8,37 +8,55 @@ namespace cuda {
 namespace {
 
 // Which trial a thread works for. Threads are numbered (set, trial, lane of the trial); those past the sets,
-// or of a trial that is not there, keep nothing.
-struct Lane {
-  int set, trial, part;
-  std::int64_t r;
-  bool is_real;
+// or of a trial that is not there, keep nothing. What is rarely needed takes one register, and is taken apart
+// where it is needed.
+class Lane {
+ public:
+  __device__ Lane(const Plan& plan, int lanes, std::int64_t R) {
+    const int i = static_cast<int>(threadIdx.x), of_set = plan.slab * lanes;
+    const int set = i / of_set, trial = i % of_set / lanes;
+    const bool is_real = set < plan.sets && first(plan) + trial < R;
+    bits_ = set | trial << 10 | (is_real ? 1 << 20 : 0);
+  }
+  // The block's first trial.
+  __device__ static int first(const Plan& plan) { return static_cast<int>(blockIdx.x) * plan.slab; }
+
+  __device__ int set() const { return opaque(bits_) & 1023; }
+  __device__ int trial() const { return opaque(bits_) >> 10 & 1023; }
+  __device__ bool is_real() const { return opaque(bits_) >> 20 != 0; }
+  __device__ std::int64_t r(const Plan& plan) const { return first(plan) + trial(); }
+
+ private:
+  int bits_;
 };
 
 // Sums of all sets, in the order of the sets: put(number, sum) on a thread with the trial and part of that
-// lane. `area` holds 16 numbers of all threads. The first `wanted` of `values` count.
+// lane. `area` holds kSummed numbers of all threads. The first `wanted` of `values` count.
+constexpr int kSummed = 16;
+
 template <int count, class Put>
 __device__ inline void add_sets(const float (&values)[count], int wanted, const Lane& lane, const Plan& plan,
                                 int lanes, float* area, Put put) {
-  constexpr int kOnce = 16;
-  const int of_set = plan.slab * lanes, own = threadIdx.x - lane.set * of_set;
+  const int of_set = plan.slab * lanes;
   FASTLIN_UNROLL
-  for (int first = 0; first < count; first += kOnce) {
+  for (int first = 0; first < count; first += kSummed) {
     if (first >= wanted) break;
     __syncthreads();
     FASTLIN_UNROLL
-    for (int u = 0; u < kOnce && first + u < count; ++u) area[u * kThreads + threadIdx.x] = values[first + u];
+    for (int u = 0; u < kSummed && first + u < count; ++u) {
+      area[u * kThreads + threadIdx.x] = values[first + u];
+    }
     __syncthreads();
-    if (!lane.is_real) continue;
+    const int set = lane.set(), end = lane.is_real() ? std::min(wanted - first, +kSummed) : 0;
     FASTLIN_NO_UNROLL
-    for (int u = lane.set; u < std::min(kOnce, wanted - first); u += plan.sets) {
-      const float* from = area + u * kThreads + own;
+    for (int u = set; u < end; u += plan.sets) {
+      const float* from = area + u * kThreads + threadIdx.x - set * of_set;
       float sum = 0;
       FASTLIN_NO_UNROLL
-      for (int set = 0; set < plan.sets; set += 4) {
+      for (int s = 0; s < plan.sets; s += 4) {
         float x[4];
         FASTLIN_UNROLL
-        for (int s = 0; s < 4; ++s) x[s] = set + s < plan.sets ? from[(set + s) * of_set] : 0;
+        for (int w = 0; w < 4; ++w) x[w] = s + w < plan.sets ? from[(s + w) * of_set] : 0;
         sum = (((sum + x[0]) + x[1]) + x[2]) + x[3];
       }
       put(first + u, sum);
@@ -46,28 +64,26 @@ __device__ inline void add_sets(const float (&values)[count], int wanted, const 
   }
 }
 
-// What is wanted of a call, the same for all threads.
-struct Wanted {
-  const float* gy;  // [R, B] or null
-  float* yhat;      // [R, B] or null
-  bool gradients, rq;
-
-  __device__ explicit Wanted(const Work& work)
-      : gy(work.P.gy), yhat(work.out.yhat), gradients(work.gradients()), rq(work.at.q >= 0) {}
-};
-
-// What both mappings keep: v and c0 = P_k v of the task, of the columns that a lane owns, and the sums.
+// What a lane keeps of a trial: c0 = P_k v of the task, of the columns that it owns, and the sums.
 template <int M>
 struct Trial {
   using S = Shape<M>;
-  static constexpr int N = S::columns;
+  static constexpr int N = S::columns + (S::rest ? 1 : 0);  // with the column that is shared by rows
+  static constexpr int kOwn = M * S::columns, kShared = S::rest ? M / S::lanes + 1 : 0;  // of W
   float c0[N] = {};
-  float squares = 0, dv[N] = {}, rq[N] = {}, dW[M * N] = {};
-  float coefficient = 0;  // of r: twice that of a squared error
+  float squares = 0, dv[N] = {}, rq[N] = {}, dW[kOwn + kShared] = {};
+  float coefficient = 0;  // twice that of a squared error: of r
 
-  // The sums since the last call for `task`, into the chunk's row.
-  __device__ void end_run(const Work& work, const Plan& plan, const Wanted& wanted, const Lane& lane, int task,
-                          float* area, float* to) {
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % S::lanes; }
+  // Which column is a lane's u-th: M where it is another lane's.
+  __device__ static int column(int u) {
+    return u < S::columns ? part() + S::lanes * u : part() == 0 ? M - 1 : M;
+  }
+  __device__ static int row_of(int x) { return x < kOwn ? x / S::columns : part() + S::lanes * (x - kOwn); }
+  __device__ static int column_of(int x) { return x < kOwn ? part() + S::lanes * (x % S::columns) : M - 1; }
+
+  // Adds the sums since the last call to those of `task` in the chunk's row.
+  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area, float* to) {
     float sums[1 + 2 * N];
     sums[0] = squares;
     squares = 0;
@@ -77,30 +93,30 @@ struct Trial {
       dv[u] = rq[u] = 0;
     }
     const int m = static_cast<int>(work.P.m);
-    float* row = to + work.numbers.sums + (task * work.P.R + lane.r) * work.at.width;
-    add_sets(sums, !wanted.gradients ? 1 : wanted.rq ? 1 + 2 * N : 1 + N, lane, plan, S::lanes, area,
-             [&](int i, float sum) {
-               const int u = i > N ? i - 1 - N : i - 1, j = i == 0 ? 0 : lane.part + S::lanes * u;
-               const std::int64_t at = i == 0 ? work.at.squares : i > N ? work.at.q : work.at.e;
-               if (at >= 0 && j < m && (i > 0 || lane.part == 0)) row[at + j] += sum;
-             });
+    const int wanted = !work.gradients() ? 1 : work.at.q >= 0 ? 1 + 2 * N : 1 + N;
+    add_sets(sums, wanted, lane, plan, S::lanes, area, [&](int i, float sum) {
+      const int u = i > N ? i - 1 - N : i - 1, j = i == 0 ? (part() == 0 ? 0 : M) : column(u);
+      const std::int64_t at = i == 0 ? work.at.squares : i > N ? work.at.q : work.at.e;
+      const std::int64_t row = (task * work.P.R + lane.r(plan)) * work.at.width;
+      if (at >= 0 && j < m) to[work.numbers.sums + row + at + j] += sum;
+    });
   }
 
   __device__ void end_part(const Work& work, const Plan& plan, const Lane& lane, float* area, float* to) {
     if (work.out.dW == nullptr) return;
     const int m = static_cast<int>(work.P.m);
-    float* matrix = to + work.numbers.dW + lane.r * m * m;
-    add_sets(dW, M * N, lane, plan, S::lanes, area, [&](int x, float sum) {
-      const int i = x / N, j = lane.part + S::lanes * (x % N);
-      if (i < m && j < m) matrix[i * m + j] += sum;
+    add_sets(dW, kOwn + kShared, lane, plan, S::lanes, area, [&](int x, float sum) {
+      const int i = row_of(x), j = column_of(x);
+      if (i < m && j < m) to[work.numbers.dW + (lane.r(plan) * m + i) * m + j] += sum;
     });
     FASTLIN_UNROLL
-    for (int x = 0; x < M * N; ++x) dW[x] = 0;
+    for (int x = 0; x < kOwn + kShared; ++x) dW[x] = 0;
   }
 };
 
-// One lane a trial, M <= 12: dW, dv, v in registers, W in shared memory.
-template <int M>
+// One lane a trial, M <= 12: dW, dv, v in registers, W in shared memory. kPlain: loss and gradients without
+// prompts, the predictions are neither stored nor differentiated alone.
+template <int M, bool kPlain>
 struct OneLane : Trial<M> {
   using S = Shape<M>;
   using Trial<M>::c0;
@@ -109,32 +125,30 @@ struct OneLane : Trial<M> {
   using Trial<M>::rq;
   using Trial<M>::dW;
   using Trial<M>::coefficient;
-  static constexpr int T = S::together, kTriangle = RecordOf<M>::triangle;
+  static constexpr int T = S::together;
 
-  const float* W;  // shared, of all trials of the block
-  int W_at;
   float v[M] = {};
 
-  __device__ OneLane(const Work& work, const Plan& plan, const Lane& lane, float* shared)
-      : W(shared), W_at(lane.trial * S::W) {
-    const int m = static_cast<int>(work.P.m), r0 = static_cast<int>(lane.r) - lane.trial;
+  __device__ OneLane(const Work& work, const Plan& plan, const Lane&, float* shared) {
+    const int m = static_cast<int>(work.P.m), r0 = Lane::first(plan);
     FASTLIN_NO_UNROLL
     for (int x = threadIdx.x; x < plan.slab * S::W; x += kThreads) {
-      const int trial = x / S::W, i = x % S::W / M, j = x % S::W % M;
-      const bool is_there = r0 + trial < work.P.R && i < m && j < m;
-      shared[x] = is_there ? work.P.W[(static_cast<std::int64_t>(r0 + trial) * m + i) * m + j] : 0;
+      const int r = r0 + x / S::W, i = x % S::W / M, j = x % S::W % M;
+      const bool is_there = r < work.P.R && i < m && j < m;
+      shared[x] = is_there ? work.P.W[(static_cast<std::int64_t>(r) * m + i) * m + j] : 0;
     }
   }
 
-  __device__ void begin_run(const Work& work, const Lane& lane, int task) {
+  __device__ void begin_run(const Work& work, const Plan& plan, const Lane& lane, int task, float*) {
     const Problem<float>& P = work.P;
-    if (!lane.is_real) return;
+    if (!lane.is_real()) return;
     const int m = static_cast<int>(P.m);
-    const float* from = P.v_of(lane.r, task);
+    const std::int64_t r = lane.r(plan);
+    const float* from = P.v_of(r, task);
     FASTLIN_UNROLL
     for (int j = 0; j < M; ++j) v[j] = j < m ? from[j] : 0, c0[j] = 0;
-    if (P.p == nullptr) return;
-    const float* prompt = P.p + (lane.r * P.K + task) * P.t * m;
+    if (kPlain || P.p == nullptr) return;
+    const float* prompt = P.p + (r * P.K + task) * P.t * m;
     FASTLIN_NO_UNROLL
     for (int t = 0; t < P.t; ++t, prompt += m) {
       float token[M], with_v = 0;
@@ -145,26 +159,27 @@ struct OneLane : Trial<M> {
     }
   }
 
-  template <class Index>
-  __device__ void add(const Work& work, const Plan& plan, const Wanted& wanted, const Lane& lane, int count,
-                      const float* tile, Index index) {
-    const float scale = static_cast<float>(work.P.scale);
+  template <class Sequence>
+  __device__ void add(const Work& work, const Plan& plan, const Lane& lane, int count, const float* shared,
+                      const float* tile, Sequence sequence) {
+    const bool reverses = !kPlain && work.P.gy != nullptr, stores = !kPlain && work.out.yhat != nullptr;
+    const bool gradients = kPlain || work.gradients(), sums_rq = !kPlain && work.at.q >= 0;
     const int step = plan.sets * T;
     FASTLIN_NO_UNROLL
-    for (int place = lane.is_real ? lane.set * T : count; place < count; place += step) {
+    for (int place = lane.is_real() ? lane.set() * T : count; place < count; place += step) {
       const float* here = tile + place * S::floats;
       float given[T] = {};
-      if (wanted.gy != nullptr) {
+      if (reverses) {
         FASTLIN_UNROLL
         for (int s = 0; s < T; ++s) {
-          if (place + s < count) given[s] = wanted.gy[lane.r * work.P.B + index(place + s)];
+          if (place + s < count) given[s] = work.P.gy[lane.r(plan) * work.P.B + sequence(place + s)];
         }
       }
-      const int w_at = opaque(W_at);
-      float a[T][M] = {};  // W' q
+      const float* W = shared + lane.trial() * S::W;  // new in each turn: else W would be taken out of the loop
+      float a[T][M] = {};                             // W' q
       FASTLIN_UNROLL
       for (int x = 0; x < M * M; x += 4) {
-        const Quad w = load_quad(W + w_at + x);
+        const Quad w = load_quad(W + x);
         FASTLIN_UNROLL
         for (int u = x; u < x + 4 && u < M * M; ++u) {
           FASTLIN_UNROLL
@@ -178,7 +193,7 @@ struct OneLane : Trial<M> {
         float c[M], e[M] = {};  // c0 + G v, G a
         Quad x;
         FASTLIN_UNROLL
-        for (int j = 0; j < M; ++j) c[j] = c0[j];
+        for (int j = 0; j < M; ++j) c[j] = kPlain ? 0 : c0[j];
         FASTLIN_UNROLL
         for (int i = 0, n = 0; i < M; ++i) {
           FASTLIN_UNROLL
@@ -192,30 +207,34 @@ struct OneLane : Trial<M> {
         float dot[2] = {};
         FASTLIN_UNROLL
         for (int j = 0; j < M; ++j) dot[j % 2] = std::fma(a[s][j], c[j], dot[j % 2]);
-        const float yhat = scale * (dot[0] + dot[1]), diff = yhat - here[S::y];
+        const float product = dot[0] + dot[1], diff = std::fma(plan.scale, product, -here[S::y]);
         squares = std::fma(diff, diff, squares);
-        if (wanted.yhat != nullptr && place + s < count) {
-          wanted.yhat[lane.r * work.P.B + index(place + s)] = yhat;
+        if (stores && place + s < count) {
+          work.out.yhat[lane.r(plan) * work.P.B + sequence(place + s)] = plan.scale * product;
         }
-        if (!wanted.gradients) continue;
-        const float r = wanted.gy != nullptr ? given[s] : coefficient * diff;
+        if (!gradients) continue;
+        const float r = reverses ? given[s] : coefficient * diff;
+        // Beside c0 and the sums of r q there is no room for q: it is read again.
+        const float* q = kPlain ? here + S::q : tile + opaque(static_cast<int>(here - tile) + S::q);
         FASTLIN_UNROLL
         for (int j = 0; j < M; ++j) dv[j] = std::fma(r, e[j], dv[j]);
         FASTLIN_UNROLL
         for (int i = 0; i < M; ++i) {
-          const float rq_i = r * here[S::q + i];
+          const float rq_i = r * q[i];
           FASTLIN_UNROLL
           for (int j = 0; j < M; ++j) dW[i * M + j] = std::fma(rq_i, c[j], dW[i * M + j]);
         }
-        if (!wanted.rq) continue;
-        FASTLIN_UNROLL
-        for (int i = 0; i < M; ++i) rq[i] = std::fma(r, here[S::q + i], rq[i]);
+        if (sums_rq) {
+          FASTLIN_UNROLL
+          for (int i = 0; i < M; ++i) rq[i] = std::fma(r, q[i], rq[i]);
+        }
       }
     }
   }
 };
 
-// Several lanes a trial, M > 12: lane l owns columns l, l + lanes, ... of W, dW and G, all in registers but G.
+// Several lanes a trial, M > 12: lane l owns columns l, l + lanes, ... of W, dW and G. W and dW are in its
+// registers.
 template <int M>
 struct ManyLanes : Trial<M> {
   using S = Shape<M>;
@@ -225,59 +244,81 @@ struct ManyLanes : Trial<M> {
   using Trial<M>::rq;
   using Trial<M>::dW;
   using Trial<M>::coefficient;
+  using Trial<M>::part;
+  using Trial<M>::column;
+  using Trial<M>::kOwn;
+  using Trial<M>::kShared;
   static constexpr int N = S::columns;
 
-  float *v, *exchange;  // shared: v of the trial [row]; a of the trial, for this group of lanes
-  float W[M * N];
+  float W[kOwn + kShared];
 
-  __device__ ManyLanes(const Work& work, const Plan& plan, const Lane& lane, float* shared)
-      : v(shared + lane.trial * S::row),
-        exchange(shared + plan.slab * S::row + static_cast<int>(threadIdx.x) / S::lanes * S::exchange) {
+  __device__ ManyLanes(const Work& work, const Plan& plan, const Lane& lane, float*) {
     const int m = static_cast<int>(work.P.m);
+    const float* from = work.P.W + lane.r(plan) * m * m;
     FASTLIN_UNROLL
-    for (int x = 0; x < M * N; ++x) {
-      const int i = x / N, j = lane.part + S::lanes * (x % N);
-      W[x] = lane.is_real && i < m && j < m ? work.P.W[(lane.r * m + i) * m + j] : 0;
+    for (int x = 0; x < kOwn + kShared; ++x) {
+      const int i = this->row_of(x), j = this->column_of(x);
+      W[x] = lane.is_real() && i < m && j < m ? from[i * m + j] : 0;
     }
   }
 
-  __device__ void begin_run(const Work& work, const Lane& lane, int task) {
+  // v of the block's trials [slab, row] in shared memory; behind them a, of each group of lanes.
+  __device__ static float* v_of(const Lane& lane, float* shared) { return shared + lane.trial() * S::row; }
+  __device__ static float* exchange_of(const Plan& plan, float* shared) {
+    return shared + plan.slab * S::row + static_cast<int>(threadIdx.x) / S::lanes * S::exchange;
+  }
+
+  __device__ void begin_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* shared) {
     const Problem<float>& P = work.P;
     const int m = static_cast<int>(P.m);
-    const float* from = P.v_of(lane.r, task);
-    if (lane.set == 0) {
+    const std::int64_t r = lane.r(plan);
+    const float* from = P.v_of(r, task);
+    if (lane.set() == 0) {
       FASTLIN_NO_UNROLL
-      for (int j = lane.part; j < 4 * S::quads; j += S::lanes) v[j] = lane.is_real && j < m ? from[j] : 0;
+      for (int j = part(); j < 4 * S::quads; j += S::lanes) {
+        v_of(lane, shared)[j] = lane.is_real() && j < m ? from[j] : 0;
+      }
     }
     FASTLIN_UNROLL
-    for (int u = 0; u < N; ++u) c0[u] = 0;
-    if (P.p == nullptr || !lane.is_real) return;
-    const float* prompt = P.p + (lane.r * P.K + task) * P.t * m;
+    for (int u = 0; u < Trial<M>::N; ++u) c0[u] = 0;
+    if (P.p == nullptr || !lane.is_real()) return;
+    const float* prompt = P.p + (r * P.K + task) * P.t * m;
     FASTLIN_NO_UNROLL
     for (int t = 0; t < P.t; ++t, prompt += m) {
       float with_v = 0;
       FASTLIN_NO_UNROLL
       for (int j = 0; j < m; ++j) with_v = std::fma(prompt[j], from[j], with_v);
       FASTLIN_UNROLL
-      for (int u = 0; u < N; ++u) {
-        const int j = lane.part + S::lanes * u;
+      for (int u = 0; u < Trial<M>::N; ++u) {
+        const int j = u < N ? column(u) : M - 1;  // all lanes have c of the shared column
         c0[u] = std::fma(j < m ? prompt[j] : 0, with_v, c0[u]);
       }
     }
   }
 
-  template <class Index>
-  __device__ void add(const Work& work, const Plan& plan, const Wanted& wanted, const Lane& lane, int count,
-                      const float* tile, Index index) {
-    const float scale = static_cast<float>(work.P.scale);
+  __device__ static float over_lanes(float x) {
+    FASTLIN_UNROLL
+    for (int bits = 1; bits < S::lanes; bits *= 2) x += __shfl_xor_sync(0xffffffffu, x, bits);
+    return x;
+  }
+
+  template <class Sequence>
+  __device__ void add(const Work& work, const Plan& plan, const Lane& lane, int count, float* shared,
+                      const float* tile, Sequence sequence) {
+    const bool reverses = work.P.gy != nullptr, stores = work.out.yhat != nullptr;
+    const bool gradients = work.gradients(), sums_rq = work.at.q >= 0;
+    const float* v = v_of(lane, shared);
+    float* exchange = exchange_of(plan, shared);
+    const int rows = part() * S::row, at_last = std::min(part() + S::lanes * (kShared - 1), M - 1);
+    const bool has_last = part() + S::lanes * (kShared - 1) < M;
     FASTLIN_NO_UNROLL
     for (int first = 0; first < count; first += plan.sets) {
       // All lanes of a warp take part in what it does together: those without a sequence have the zeros.
-      const int place = std::min(first + lane.set, count);
-      const bool is_real = lane.is_real && place < count;
+      const int place = std::min(first + lane.set(), count);
+      const bool is_real = lane.is_real() && place < count;
       const float* here = tile + place * S::floats;
       float given = 0;
-      if (wanted.gy != nullptr && is_real) given = wanted.gy[lane.r * work.P.B + index(place)];
+      if (reverses && is_real) given = work.P.gy[lane.r(plan) * work.P.B + sequence(place)];
       float a[N] = {};  // W' q
       FASTLIN_UNROLL
       for (int i = 0; i < M; i += 4) {
@@ -288,10 +329,21 @@ struct ManyLanes : Trial<M> {
           for (int u = 0; u < N; ++u) a[u] = std::fma(q.x[x - i], W[x * N + u], a[u]);
         }
       }
+      // Of the shared column: entries part(), part() + lanes, ...; nothing behind the last.
+      float q_own[kShared + 1], a_shared = 0, c_shared = 0, e_shared = 0;
       FASTLIN_UNROLL
-      for (int u = 0; u < N; ++u) exchange[lane.part + S::lanes * u] = a[u];
+      for (int x = 0; x < kShared; ++x) {
+        q_own[x] = here[S::q + (x < kShared - 1 ? part() + S::lanes * x : at_last)];
+        a_shared = std::fma(q_own[x], W[kOwn + x], a_shared);
+      }
+      FASTLIN_UNROLL
+      for (int u = 0; u < N; ++u) exchange[part() + S::lanes * u] = a[u];
+      if (S::rest) {
+        a_shared = over_lanes(a_shared);
+        if (part() == 0) exchange[M - 1] = a_shared;
+      }
       __syncwarp();
-      float c[N], e[N] = {};  // c0 + G v, G a
+      float c[N], e[N] = {}, dot = 0;  // c0 + G v, G a
       FASTLIN_UNROLL
       for (int u = 0; u < N; ++u) c[u] = c0[u];
       FASTLIN_UNROLL
@@ -299,38 +351,58 @@ struct ManyLanes : Trial<M> {
         const Quad of_v = load_quad(v + j), of_a = load_quad(exchange + j);
         FASTLIN_UNROLL
         for (int u = 0; u < N; ++u) {
-          // A lane's last columns may be beyond M: it reads a row that is there, and its W is zero.
-          const Quad G = load_quad(here + std::min(lane.part + S::lanes * u, M - 1) * S::row + j);
+          // A lane's last column may be beyond M: it reads the last row, and its W is zero.
+          const bool is_sure = S::lanes * (u + 1) <= M;
+          const int row = is_sure ? rows + S::lanes * u * S::row : std::min(rows + S::lanes * u * S::row, (M - 1) * S::row);
+          const Quad G = load_quad(here + row + j);
           FASTLIN_UNROLL
-          for (int x = 0; x < 4; ++x) {
+          for (int x = 0; x < 4 && j + x < M; ++x) {
             c[u] = std::fma(G.x[x], of_v.x[x], c[u]), e[u] = std::fma(G.x[x], of_a.x[x], e[u]);
           }
         }
       }
-      float dot = 0;
+      FASTLIN_UNROLL
+      for (int x = 0; x < kShared; ++x) {
+        const int j = x < kShared - 1 ? part() + S::lanes * x : at_last;
+        const float G = x < kShared - 1 || has_last ? here[(M - 1) * S::row + j] : 0;
+        c_shared = std::fma(G, v[j], c_shared), e_shared = std::fma(G, exchange[j], e_shared);
+      }
       FASTLIN_UNROLL
       for (int u = 0; u < N; ++u) dot = std::fma(a[u], c[u], dot);
-      FASTLIN_UNROLL
-      for (int bits = 1; bits < S::lanes; bits *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, bits);
-      const float yhat = scale * dot, diff = yhat - here[S::y];
-      squares = std::fma(diff, diff, squares);
-      if (wanted.yhat != nullptr && is_real && lane.part == 0) {
-        wanted.yhat[lane.r * work.P.B + index(place)] = yhat;
+      dot = over_lanes(dot);
+      if (S::rest) {
+        c_shared = c0[Trial<M>::N - 1] + over_lanes(c_shared);
+        dot = std::fma(a_shared, c_shared, dot);
       }
-      if (wanted.gradients) {
-        const float r = wanted.gy != nullptr ? given : coefficient * diff;
-        float rc[N];
+      const float diff = std::fma(plan.scale, dot, -here[S::y]);
+      squares = std::fma(diff, diff, squares);
+      if (stores && is_real && part() == 0) {
+        work.out.yhat[lane.r(plan) * work.P.B + sequence(place)] = plan.scale * dot;
+      }
+      if (gradients) {
+        const float r = reverses ? given : coefficient * diff;
         FASTLIN_UNROLL
-        for (int u = 0; u < N; ++u) rc[u] = r * c[u], dv[u] = std::fma(r, e[u], dv[u]);
+        for (int u = 0; u < N; ++u) dv[u] = std::fma(r, e[u], dv[u]), c[u] *= r;
         FASTLIN_UNROLL
-        for (int x = 0; x < M * N; ++x) dW[x] = std::fma(here[S::q + x / N], rc[x % N], dW[x]);
+        for (int x = 0; x < kOwn; ++x) dW[x] = std::fma(here[S::q + x / N], c[x % N], dW[x]);
         FASTLIN_UNROLL
-        for (int u = 0; wanted.rq && u < N; ++u) {
-          rq[u] = std::fma(r, here[S::q + std::min(lane.part + S::lanes * u, M - 1)], rq[u]);
+        for (int u = 0; sums_rq && u < N; ++u) {
+          rq[u] = std::fma(r, here[S::q + std::min(part() + S::lanes * u, M - 1)], rq[u]);
+        }
+        if (S::rest) {
+          dv[Trial<M>::N - 1] = std::fma(r, e_shared, dv[Trial<M>::N - 1]);
+          rq[Trial<M>::N - 1] = std::fma(r, here[S::q + M - 1], rq[Trial<M>::N - 1]);
+          FASTLIN_UNROLL
+          for (int x = 0; x < kShared; ++x) dW[kOwn + x] = std::fma(q_own[x], r * c_shared, dW[kOwn + x]);
         }
       }
       __syncwarp();  // nobody writes a before all have read it
     }
+  }
+
+  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area, float* to) {
+    if (S::rest) dv[Trial<M>::N - 1] = over_lanes(dv[Trial<M>::N - 1]);
+    Trial<M>::end_run(work, plan, lane, task, area, to);
   }
 };
 

@@ -1,4 +1,4 @@
-// What trials.cu reads in its loop, and how that gets into shared memory: the order of a part's sequences by
+// What the loop of trials.cu reads, and how that gets into shared memory: the order of a part's sequences by
 // task, copies of their records or matrices, and the pass that turns those into what the loop reads.
 #pragma once
 
@@ -14,9 +14,11 @@ constexpr int kPart = 2048;
 
 template <int M>
 struct Shape {
-  static constexpr int lanes = M <= 12 ? 1 : M <= 22 ? 8 : 16;    // of a trial
-  static constexpr int columns = (M + lanes - 1) / lanes;         // of W and dW that a lane owns
-  static constexpr int together = M <= 11 ? 2 : 1;                // sequences that one load of W serves
+  static constexpr int lanes = M <= 12 ? 1 : M <= 22 ? 8 : 16;  // of a trial
+  // Columns of W and dW that a lane owns. A last one that is left over (33 = 2 x 16 + 1) is shared by rows.
+  static constexpr bool rest = lanes > 1 && M % lanes == 1;
+  static constexpr int columns = rest ? M / lanes : (M + lanes - 1) / lanes;
+  static constexpr int together = M <= 11 ? 2 : 1;                  // sequences that one load of W serves
   static constexpr int quads = (M + 3) / 4, row = (quads | 1) * 4;  // of a row of G, of v, of a
   // A sequence as the loop reads it. One lane: its record. Several: G whole, rows of `row`; q; y.
   static constexpr int q = lanes == 1 ? RecordOf<M>::q : M * row;
@@ -27,19 +29,25 @@ struct Shape {
   static constexpr int stored_floats = (stored_y + 4) / 4 * 4;
   // Parameters of a trial. One lane: W, row after row. Several: v, and a of each group of lanes.
   static constexpr int W = ((M * M + 3) / 4 | 1) * 4;
-  static constexpr int exchange = lanes == 1 ? 0 : (lanes * columns / 4 | 1) * 4;
+  static constexpr int exchange = lanes == 1 ? 0 : (std::max(lanes * columns, 4 * quads) / 4 | 1) * 4;
   static constexpr int parameters(int slab) {
     return lanes == 1 ? slab * W : slab * row + kThreads / lanes * exchange;
   }
 };
 
-// How a call is laid over blocks and shared memory.
+// How stored matrices are copied: 16 bytes a lane; 4 bytes, where they are not at multiples of 16 bytes; row
+// after row, where rows do not follow one another.
+enum class Copies { kQuads, kWhole, kRows };
+
+// How a call is laid over blocks and shared memory; offsets in floats.
 struct Plan {
-  int slab, slabs;  // trials of a block; blocks of a chunk
-  int sets, tile;   // sets of lanes that share a tile's sequences; sequences of a tile
-  bool folds;       // what is copied is not what the loop reads
-  int tiles, buffer, copied, order;  // floats before the tiles, of a tile, before the copied ones, before the order
+  int slab, slabs;                     // trials of a block; blocks of a chunk
+  int sets, tile;                      // sets of lanes that share a tile's sequences; sequences of a tile
+  bool folds;                          // what is copied is not what the loop reads
+  int tiles, buffer, copied, control;  // the tiles, floats of one, what is copied, `Control`
+  Copies copies;
   int bytes;
+  float scale;
 
   template <int M>
   static Plan of(const Problem<float>& P, bool has_records);
@@ -50,6 +58,20 @@ struct Tile {
   int first, count, task;
 };
 
+// What a block knows beside its trials: in shared memory, not in registers.
+struct Control {
+  std::int64_t begin;    // first sequence of the chunk
+  std::int64_t sums;     // where its row of `partial` starts
+  int chunk_size, each;  // sequences of the chunk; of a part, at most
+  std::int64_t part;     // first sequence of the part
+  int size, next;        // sequences of the part; where in the chunk the next one starts
+  Tile tiles[2];         // the one that is added, and the one that is copied
+  int start[kMostTasks + 1];
+  int found[kMostTasks * kWarps];
+  float coefficients[kMostTasks];
+  std::uint16_t order[kPart + kWarps];  // a warp reads one ahead
+};
+
 template <int M>
 struct Stage {
   using S = Shape<M>;
@@ -57,207 +79,241 @@ struct Stage {
 
   const Work& work;
   const Plan& plan;
-  float *tiles, *copied;
-  std::uint16_t* order;  // [kPart]
-  int *start, *found;    // [kMostTasks + 1] where each task starts; [kMostTasks, kWarps]
-  std::int64_t part = 0;  // the first sequence
-  int size = 0;
+  float* shared;
+  Control* control;
 
-  __device__ Stage(const Work& work, const Plan& plan, float* shared) : work(work), plan(plan) {
-    tiles = shared + plan.tiles;
-    copied = shared + plan.copied;
-    order = reinterpret_cast<std::uint16_t*>(shared + plan.order);
-    start = reinterpret_cast<int*>(shared + plan.order) + kPart / 2;
-    found = start + kMostTasks + 1;
-  }
+  __device__ Stage(const Work& work, const Plan& plan, float* shared)
+      : work(work), plan(plan), shared(shared), control(reinterpret_cast<Control*>(shared + plan.control)) {}
 
-  __device__ float* tile(int buffer) const { return tiles + buffer * plan.buffer; }
+  __device__ float* tile(int buffer) const { return shared + plan.tiles + buffer * plan.buffer; }
   // Which sequence of the part is at a place of the order.
-  __device__ int at(int place) const { return work.P.K == 1 ? place : order[place]; }
+  __device__ int at(int place) const { return work.P.K == 1 ? place : control->order[place]; }
+  __device__ std::int64_t sequence(int place) const { return control->part + at(place); }
 
-  __device__ int task_of(int i) const {
-    if (work.records == nullptr) return given_task(work, part + i);
+  __device__ int task_of(std::int64_t i) const {
+    if (work.records == nullptr) return given_task(work, i);
+    const float bits = work.records[(i - work.first) * Stored::floats + Stored::task];
     int task;
-    std::memcpy(&task, work.records + (part - work.first + i) * Stored::floats + Stored::task, sizeof task);
+    std::memcpy(&task, &bits, sizeof task);
     return task;
   }
 
-  // Sorts a part by task; stable. A warp takes a piece of it; lane k counts task k.
-  __device__ void sort(std::int64_t first, int count) {
-    part = first, size = count;
+  // Sorts the part that starts so many sequences into the chunk by task; stable. A warp takes a piece of it;
+  // lane k counts task k.
+  __device__ void sort(int first) const {
+    const std::int64_t part = control->begin + first;
+    const int size = std::min(control->each, control->chunk_size - first);
     const int K = static_cast<int>(work.P.K), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();  // nobody reads the order of the part before
-    if (K == 1) {
-      if (threadIdx.x < 2) start[threadIdx.x] = threadIdx.x == 0 ? 0 : count;
+    __syncthreads();  // nobody reads the part before
+    if (threadIdx.x == 0) {
+      control->part = part, control->size = size, control->next = first + size;
+      control->start[0] = 0, control->start[K] = size;
+      control->tiles[0] = {0, 0, 0};
+    }
+    if (K > 1) {
+      const int piece = (size + 32 * kWarps - 1) / (32 * kWarps) * 32;
+      const int begin = warp * piece, end = std::min(begin + piece, size);
+      int sum = 0;
+      FASTLIN_NO_UNROLL
+      for (int i = begin; i < end; i += 32) {
+        const int task = i + lane < end ? task_of(part + i + lane) : -1;
+        FASTLIN_NO_UNROLL
+        for (int k = 0; k < K; ++k) {
+          const int same = __popc(__ballot_sync(0xffffffffu, task == k));
+          if (lane == k) sum += same;
+        }
+      }
+      if (lane < K) control->found[lane * kWarps + warp] = sum;
       __syncthreads();
-      return;
-    }
-    const int piece = (count + 32 * kWarps - 1) / (32 * kWarps) * 32;
-    const int begin = warp * piece, end = std::min(begin + piece, count);
-    int sum = 0;
-    FASTLIN_NO_UNROLL
-    for (int i = begin; i < end; i += 32) {
-      const int task = i + lane < end ? task_of(i + lane) : -1;
+      int place = 0;  // of the next sequence of task `lane` in this piece
       FASTLIN_NO_UNROLL
       for (int k = 0; k < K; ++k) {
-        const int same = __popc(__ballot_sync(0xffffffffu, task == k));
-        if (lane == k) sum += same;
+        FASTLIN_UNROLL
+        for (int w = 0; w < kWarps; ++w) {
+          const int those = control->found[k * kWarps + w];
+          if (k < lane || (k == lane && w < warp)) place += those;
+        }
       }
-    }
-    if (lane < K) found[lane * kWarps + warp] = sum;
-    __syncthreads();
-    int place = 0;  // of the next sequence of task `lane` in this piece
-    FASTLIN_NO_UNROLL
-    for (int k = 0; k < K; ++k) {
-      FASTLIN_UNROLL
-      for (int w = 0; w < kWarps; ++w) {
-        const int those = found[k * kWarps + w];
-        if (k < lane || (k == lane && w < warp)) place += those;
-      }
-    }
-    if (warp == 0 && lane <= K) start[lane] = place;
-    FASTLIN_NO_UNROLL
-    for (int i = begin; i < end; i += 32) {
-      const int task = i + lane < end ? task_of(i + lane) : -1;
+      if (warp == 0 && lane > 0 && lane < K) control->start[lane] = place;
       FASTLIN_NO_UNROLL
-      for (int k = 0; k < K; ++k) {
-        const unsigned same = __ballot_sync(0xffffffffu, task == k);
-        const int first_place = __shfl_sync(0xffffffffu, place, k);
-        if (task == k) order[first_place + __popc(same & ((1u << lane) - 1))] = static_cast<std::uint16_t>(i + lane);
-        if (lane == k) place += __popc(same);
+      for (int i = begin; i < end; i += 32) {
+        const int task = i + lane < end ? task_of(part + i + lane) : -1;
+        FASTLIN_NO_UNROLL
+        for (int k = 0; k < K; ++k) {
+          const unsigned same = __ballot_sync(0xffffffffu, task == k);
+          const int before = __shfl_sync(0xffffffffu, place, k) + __popc(same & ((1u << lane) - 1));
+          if (task == k) control->order[before] = static_cast<std::uint16_t>(i + lane);
+          if (lane == k) place += __popc(same);
+        }
       }
     }
     __syncthreads();
   }
 
-  // The tile that starts at a place of the order; its count is 0 at the end.
-  __device__ Tile tile_at(int first, int task) const {
-    if (first >= size) return {first, 0, task};
+  // The tile behind another; its count is 0 at the end.
+  __device__ Tile tile_after(const Tile& tile) const {
+    const int first = tile.first + tile.count;
+    int task = tile.task;
+    if (first >= control->size) return {first, 0, task};
     FASTLIN_NO_UNROLL
-    while (start[task + 1] <= first) ++task;
-    return {first, std::min(plan.tile, start[task + 1] - first), task};
+    while (control->start[task + 1] <= first) ++task;
+    return {first, std::min(plan.tile, control->start[task + 1] - first), task};
   }
 
   // Starts the copies of a tile. Behind it lies a sequence of zeros.
   __device__ void copy(const Tile& tile, int buffer) const {
     if (work.records != nullptr) {
-      copy_records(tile, plan.folds ? copied : this->tile(buffer));
+      copy_records(tile, plan.folds ? shared + plan.copied : this->tile(buffer));
     } else {
-      copy_matrices(tile);
+      copy_matrices(tile, shared + plan.copied);
     }
     __pipeline_commit();
   }
 
   __device__ void copy_records(const Tile& tile, float* to) const {
     constexpr int quads = Stored::floats / 4;
-    const float* from = work.records + (part - work.first) * Stored::floats;
+    const float* from = work.records + (control->part - work.first) * Stored::floats;
     FASTLIN_NO_UNROLL
-    for (int i = threadIdx.x; i < tile.count * quads; i += kThreads) {
+    for (int i = opaque(static_cast<int>(threadIdx.x)); i < tile.count * quads; i += kThreads) {
       const int s = i / quads, quad = i % quads;
       __pipeline_memcpy_async(to + 4 * i, from + (at(tile.first + s) * Stored::floats + 4 * quad), 16);
     }
     if (!plan.folds && threadIdx.x < quads) store_quad(to + tile.count * Stored::floats + 4 * threadIdx.x, {});
   }
 
-  // A warp copies a matrix, or a row of it where rows do not follow one another.
-  __device__ void copy_matrices(const Tile& tile) const {
+  // A warp copies a sequence.
+  __device__ void copy_matrices(const Tile& tile, float* to) const {
     const Problem<float>& P = work.P;
-    const int m = static_cast<int>(P.m), lane = threadIdx.x % 32;
-    const bool whole = P.x_row == P.m;
-    const int rows = whole ? 1 : m, length = whole ? m * m : m;
-    const bool aligned = whole && m % 2 == 0 && P.x_batch % 4 == 0 && reinterpret_cast<std::uintptr_t>(P.x) % 16 == 0;
+    // New for each tile: else the compiler keeps what depends on it, and registers are full.
+    const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
+    const int m = static_cast<int>(P.m), x_batch = static_cast<int>(P.x_batch);
+    const bool sorted = P.K > 1;
+    const std::int64_t part = control->part;
+    const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
+    // q, and y behind it.
+    constexpr int kTurns = M / 32 + 1;
+    const float* behind[kTurns];
+    int step[kTurns], there[kTurns];
+    FASTLIN_UNROLL
+    for (int u = 0; u < kTurns; ++u) {
+      const int j = lane + 32 * u;
+      const bool is_q = j < m;
+      behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
+      step[u] = is_q ? static_cast<int>(P.q_batch) : 1;
+      there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
+    }
+    to += warp * S::stored_floats;
+    const std::uint16_t* order = control->order + tile.first + warp;
+    int next = sorted ? *order : tile.first + warp;
     FASTLIN_NO_UNROLL
-    for (int s = threadIdx.x / 32; s < tile.count; s += kWarps) {
-      const std::int64_t i = part + at(tile.first + s);
-      const float *G = P.x + i * P.x_batch, *q = P.q + i * P.q_batch;
-      float* to = copied + s * S::stored_floats;
-      if (aligned) {
+    for (int s = warp; s < tile.count; s += kWarps) {
+      const int i = next;
+      order += kWarps;
+      next = sorted ? *order : i + kWarps;
+      const float* G = x + static_cast<std::int64_t>(i) * x_batch;
+      if (plan.copies == Copies::kQuads) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          const int j = u + 4 * lane;
-          if (j < length) __pipeline_memcpy_async(to + j, G + j, 16);
+          if (4 * lane < m * m - u) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+        }
+      } else if (plan.copies == Copies::kWhole) {
+        FASTLIN_UNROLL
+        for (int u = 0; u < M * M; u += 32) {
+          if (lane < m * m - u) __pipeline_memcpy_async(to + lane + u, G + u, 4);
         }
       } else {
         FASTLIN_NO_UNROLL
-        for (int row = 0; row < rows; ++row) {
+        for (int row = 0; row < m; ++row, G += P.x_row) {
           FASTLIN_UNROLL
-          for (int u = 0; u < M * M; u += 32) {
-            const int j = u + lane;
-            if (j < length) __pipeline_memcpy_async(to + row * m + j, G + row * P.x_row + j, 4);
+          for (int u = 0; u < M; u += 32) {
+            if (lane < m - u) __pipeline_memcpy_async(to + row * m + lane + u, G + u, 4);
           }
         }
       }
       FASTLIN_UNROLL
-      for (int u = 0; u <= M; u += 32) {
-        const int j = u + lane;
-        if (j < m) __pipeline_memcpy_async(to + S::stored_q + j, q + j, 4);
-        if (j == m && P.y != nullptr) __pipeline_memcpy_async(to + S::stored_y, P.y + i, 4);
+      for (int u = 0; u < kTurns; ++u) {
+        const float* from = behind[u] + static_cast<std::int64_t>(i) * step[u];
+        if (there[u] >= 0) __pipeline_memcpy_async(to + there[u], from, 4);
       }
+      to += kWarps * S::stored_floats;
     }
   }
 
-  // Where a number of the tile comes from: the mean of two of the copied numbers, or nowhere; with see_query
-  // the product of two more.
+  // Where a number of a sequence comes from: half of each of two of the copied numbers; with see_query plus
+  // the product of two more; or it is zero.
   struct From {
     int one, other, left, right;
+    bool is_there;
   };
 
   __device__ From from(int number) const {
     const bool recorded = work.records != nullptr;
     const int m = recorded ? M : static_cast<int>(work.P.m), q = recorded ? Stored::q : S::stored_q;
-    if (number >= S::y) {
-      const int y = recorded ? Stored::y : work.P.y != nullptr ? S::stored_y : -1;
-      return number == S::y ? From{y, y, -1, -1} : From{-1, -1, -1, -1};
-    }
     if (number >= S::q) {
-      const int i = number - S::q;
-      return i < m ? From{q + i, q + i, -1, -1} : From{-1, -1, -1, -1};
+      const int i = number - S::q, y = recorded ? Stored::y : S::stored_y, at = number == S::y ? y : q + i;
+      return {at, at, 0, 0, number == S::y ? recorded || work.P.y != nullptr : i < m};
     }
     int i = number / S::row, j = number % S::row;
-    if constexpr (S::lanes == 1) {
-      i = 0, j = number;
+    if (S::lanes == 1) {
+      i = 0;
       FASTLIN_UNROLL
-      for (int row = 0; row < M; ++row) {
-        if (i == row && j >= M) j -= M - row - 1, ++i;
-      }
+      for (int row = 1; row < M; ++row) i += number >= row * M - row * (row - 1) / 2 ? 1 : 0;
+      j = number - i * (2 * M - 1 - i) / 2;
     }
-    if (i >= m || j >= m) return {-1, -1, -1, -1};
-    const int low = std::min(i, j), high = std::max(i, j);
-    const int in_triangle = low * M - low * (low + 1) / 2 + high;
-    if (recorded) return {in_triangle, in_triangle, -1, -1};
-    return {i * m + j, j * m + i, work.P.see_query ? q + i : -1, q + j};
+    const int low = std::min(i, j), high = std::max(i, j), in_triangle = low * (2 * M - 1 - low) / 2 + high;
+    if (recorded) return {in_triangle, in_triangle, 0, 0, high < m};
+    return {i * m + j, j * m + i, q + i, q + j, high < m};
   }
 
   // Turns what was copied of `count` sequences into a tile, with a sequence of zeros behind it. A thread
   // makes the same number of several sequences, four at a time.
   __device__ void fold(int count, float* tile) const {
-    constexpr int step = S::floats < kThreads ? kThreads / S::floats : 1;
-    const int floats = work.records != nullptr ? Stored::floats : S::stored_floats;
-    const int own = step == 1 ? 0 : threadIdx.x / S::floats;
+    const float* copied = shared + plan.copied;
+    if (S::lanes > 1 && work.records != nullptr) {
+      fold_from<Stored::floats, false>(count, copied, tile);
+    } else if (work.P.see_query) {
+      fold_from<S::stored_floats, true>(count, copied, tile);
+    } else {
+      fold_from<S::stored_floats, false>(count, copied, tile);
+    }
+  }
+
+  template <int kFloats, bool kSeesQuery>
+  __device__ void fold_from(int count, const float* copied, float* tile) const {
+    constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
+    constexpr int kRead = kSequences * kFloats, kWritten = kSequences * S::floats;
+    // New for each tile: else the compiler keeps where the number comes from, and registers are full.
+    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int own = kSequences == 1 ? 0 : thread / S::floats;
+    const int first_number = kSequences == 1 ? thread : thread % S::floats;
+    if (own >= kSequences) return;
     FASTLIN_NO_UNROLL
-    for (int number = step == 1 ? threadIdx.x : threadIdx.x % S::floats; number < S::floats && own < step;
-         number += kThreads) {
+    for (int number = first_number; number < S::floats; number += kThreads) {
       const From it = from(number);
+      const float* in = copied + own * kFloats;
+      float* to = tile + own * S::floats + number;
+      // Numbers that are not there read the first one.
+      const float *one = in + (it.is_there ? it.one : 0), *other = in + (it.is_there ? it.other : 0);
+      const float *left = in + it.left, *right = in + it.right, half = it.is_there ? 0.5f : 0;
+      const bool sees = kSeesQuery && it.is_there && number < S::q;
+      int left_over = count - own;
       FASTLIN_NO_UNROLL
-      for (int first = own; first <= count; first += 4 * step) {
-        float one[4], other[4];
+      for (; left_over > 0; left_over -= kOnce * kSequences) {
+        float x[kOnce], y[kOnce];
         FASTLIN_UNROLL
-        for (int u = 0; u < 4; ++u) {
-          const int s = first + u * step;
-          const bool is_there = s < count && it.one >= 0;
-          one[u] = is_there ? copied[s * floats + it.one] : 0;
-          other[u] = is_there ? copied[s * floats + it.other] : 0;
+        for (int u = 0; u < kOnce; ++u) {
+          if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
         }
         FASTLIN_UNROLL
-        for (int u = 0; u < 4; ++u) {
-          const int s = first + u * step;
-          float x = std::fma(0.5f, one[u], 0.5f * other[u]);
-          if (it.left >= 0 && s < count) {
-            x = std::fma(copied[s * floats + it.left], copied[s * floats + it.right], x);
-          }
-          if (s <= count) tile[s * S::floats + number] = x;
+        for (int u = 0; u < kOnce; ++u) {
+          x[u] = std::fma(half, x[u], half * y[u]);
+          if (sees && u * kSequences < left_over) x[u] = std::fma(left[u * kRead], right[u * kRead], x[u]);
+          if (u * kSequences < left_over) to[u * kWritten] = x[u];
         }
+        one += kOnce * kRead, other += kOnce * kRead, left += kOnce * kRead, right += kOnce * kRead;
+        to += kOnce * kWritten;
       }
+      if (own == count % kSequences) tile[count * S::floats + number] = 0;
     }
   }
 };
