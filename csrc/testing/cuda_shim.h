@@ -256,6 +256,8 @@ inline int __all_sync(unsigned mask, int vote, FASTLIN_HERE) {
   return __ballot_sync(mask, vote == 0, file, line) == 0;
 }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 // Shuffles within groups of `width` lanes, a power of two; a source outside the group gives the lane its own
 // value.
 template <class T>
