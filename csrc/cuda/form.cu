@@ -1,0 +1,386 @@
+// Records (family.h) of tokens or of stored Gram matrices, for the kernels of many trials and of stacks; and
+// the counts of tasks. G = sum z z', of a stored matrix the symmetric part; with see_query also q q'.
+//
+// Tokens: a block takes tiles of 32 sequences, whose tokens come in pieces (pieces.cuh). Lane = sequence;
+// each of four warps owns a quarter of the triangle of G, in whole quads, and reads all tokens: M = 11 16 to
+// 18 multiply-adds a token and 5 to 11 numbers, M = 33 140 and at most 33. Every token is read from memory
+// once, and from shared memory three times. Records are put together in shared memory, and stored by 128
+// bits, one after another. M = 11, n = 50: 2256 bytes in and 336 out, for 1.27 ns of an A100; 47 KB of shared
+// memory a block, so that three or four blocks share a multiprocessor.
+//
+// Stored matrices: a tile is copied as it is, and a thread makes quads of records, which are stored at once.
+#include "cuda/pieces.cuh"
+
+namespace fastlin {
+namespace cuda {
+namespace {
+
+template <int M>
+struct Forming {
+  using Record = RecordOf<M>;
+  static constexpr int quads = Record::q / 4;                             // of the triangle
+  static constexpr int begin(int part) { return quads * part / kWarps; }  // of a warp
+  static constexpr int own = (quads + kWarps - 1) / kWarps;               // at most
+  static constexpr int all = Record::floats / 4;
+  static constexpr int rest = (all - quads + kWarps - 1) / kWarps;  // of a warp, behind the triangle
+  static constexpr int piece = M <= 7 ? 16 : M <= 12 ? 8 : 4;       // tokens at most
+  static constexpr int together = M <= 12 ? 32 : M <= 22 ? 16 : 8;  // records stored at a time
+  static constexpr int blocks = M <= 12 ? 4 : M <= 22 ? 3 : 2;      // a multiprocessor
+  // Stored matrices: sequences of a tile, whose matrices take at most 18 KB.
+  static constexpr int tile = M <= 12 ? 32 : M <= 22 ? 8 : 4;
+
+  static_assert(own * kWarps >= quads && begin(kWarps) == quads);
+};
+
+// Row and column of number `at` of the triangle.
+struct Entry {
+  int i = 0, j = 0;
+  FASTLIN_HD constexpr Entry(int at, int M) {
+    while (at >= M - i && i < M) at -= M - i++;
+    j = i + at;
+  }
+};
+
+// Adds a piece's tokens to the quads of a warp's part.
+template <int M, int kPart, int kLoads>
+__device__ inline void add_piece(const float* own, int tokens, float (&G)[4 * Forming<M>::own]) {
+  constexpr int begin = 4 * Forming<M>::begin(kPart), end = 4 * Forming<M>::begin(kPart + 1);
+  FASTLIN_NO_UNROLL
+  for (int t = 0; t < tokens; t += kTokens<M>) {
+    float x[kTokens<M> * M];
+    load_tokens<M, kLoads>(own + t * M, x);
+    FASTLIN_UNROLL
+    for (int u = 0; u < kTokens<M>; ++u) {
+      FASTLIN_UNROLL
+      for (int i = 0, at = 0; i < M; ++i) {
+        FASTLIN_UNROLL
+        for (int j = i; j < M; ++j, ++at) {
+          if (at < begin || at >= end) continue;
+          G[at - begin] = std::fma(x[u * M + i], x[u * M + j], G[at - begin]);
+        }
+      }
+    }
+  }
+}
+
+template <int M, int kPart>
+__device__ inline void add_part(const Pieces& how, const float* own, int tokens,
+                                float (&G)[4 * Forming<M>::own]) {
+  if (how.loads == 2) {
+    add_piece<M, kPart, 2>(own, tokens, G);
+  } else {
+    add_piece<M, kPart, 1>(own, tokens, G);
+  }
+}
+
+// Number i of a record behind the triangle: q, y, task, zeros.
+template <int M>
+__device__ inline float behind(const Work& work, const float* head, int s, int i) {
+  const int scalar = kTile * (kQuery<M> + i - M) + s;  // y, task
+  const bool exists = i < M || (i == M && work.P.y != nullptr) || (i == M + 1 && work.P.K > 1);
+  const float number = head[i < M ? s * kQuery<M> + i : i < M + 2 ? scalar : 0];
+  return exists ? number : 0.0f;
+}
+
+// Adds to lane k the sequences of task k among those of the lanes.
+__device__ inline void add_counts(int tasks, int task, bool is_real, int& count) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  FASTLIN_NO_UNROLL
+  for (int k = 0; k < tasks; ++k) {
+    const int found = __popc(__ballot_sync(0xffffffffu, is_real && task == k));
+    if (lane == k) count += found;
+  }
+}
+
+// Sequences of each block, whole tiles of `tile`.
+inline std::int64_t share_of(std::int64_t sequences, int tile) {
+  const std::int64_t tiles = (sequences + tile - 1) / tile;
+  return (tiles + kCountRows - 1) / kCountRows * tile;
+}
+
+template <int M>
+int form_floats(const Pieces& how) {
+  return kStages * how.stage_floats() + how.heads * kHead<M> + Forming<M>::together * RecordOf<M>::floats;
+}
+
+template <int M>
+__global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
+    form_kernel(const __grid_constant__ Work work, const __grid_constant__ Pieces how, std::int64_t share,
+                bool counts_tasks) {
+  using F = Forming<M>;
+  constexpr int floats = RecordOf<M>::floats;
+  FASTLIN_SHARED_MEMORY(shared);
+  float* stages = reinterpret_cast<float*>(shared);
+  float* heads = stages + kStages * how.stage_floats();
+  float* made = heads + how.heads * kHead<M>;
+  const Problem<float>& P = work.P;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const std::int64_t begin = work.first + blockIdx.x * share, last = work.first + work.records_count;
+  const std::int64_t end = begin + share < last ? begin + share : last;
+
+  clear(stages, (kStages * how.stage_floats() + how.heads * kHead<M>) / 4);
+  __syncthreads();
+  Place next{begin};
+  const auto copy = [&](int stage) {
+    if (next.first < end) {
+      copy_piece<M, F::piece>(P, how, next, end, stages + stage * how.stage_floats(),
+                              heads + (how.heads > 1 ? stage : 0) * kHead<M>);
+      next.next(how);
+    }
+    __pipeline_commit();
+  };
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(stage);
+
+  float G[4 * F::own];
+  Quad rest[F::rest] = {};  // behind the triangle
+  int stage = 0, count = 0;
+  for (Place here{begin}; here.first < end; here.next(how)) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();  // this piece is here, and the one before has been read
+    copy(stage == 0 ? kStages - 1 : stage - 1);
+
+    if (here.piece == 0) {
+      const float* head = heads + (how.heads > 1 ? stage : 0) * kHead<M>;
+      if (counts_tasks && warp == 0) {
+        const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
+        add_counts(static_cast<int>(P.K), task, here.first + lane < end, count);
+      }
+      FASTLIN_UNROLL
+      for (int k = 0; k < F::rest; ++k) {
+        FASTLIN_UNROLL
+        for (int u = 0; u < 4; ++u) rest[k].x[u] = behind<M>(work, head, lane, 4 * (warp + k * kWarps) + u);
+      }
+      FASTLIN_UNROLL
+      for (int i = 0; i < 4 * F::own; ++i) G[i] = 0;
+    }
+    const int tokens = std::min(how.tokens, how.all - here.piece * how.tokens);
+    const float* own = stages + stage * how.stage_floats() + lane * how.stride;
+    switch (warp) {
+      case 0:
+        add_part<M, 0>(how, own, tokens, G);
+        break;
+      case 1:
+        add_part<M, 1>(how, own, tokens, G);
+        break;
+      case 2:
+        add_part<M, 2>(how, own, tokens, G);
+        break;
+      default:
+        add_part<M, 3>(how, own, tokens, G);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (here.piece + 1 < how.count) continue;
+
+    // The end of a tile.
+    const int sequences = static_cast<int>(end - here.first < kTile ? end - here.first : kTile);
+    FASTLIN_NO_UNROLL
+    for (int first = 0; first < sequences; first += F::together) {
+      if (first > 0) __syncthreads();  // the records before are stored
+      float* record = made + (lane - first) * floats;
+      if (lane >= first && lane < first + F::together) {
+        const int part = F::begin(warp), quads = F::begin(warp + 1) - part;
+        FASTLIN_UNROLL
+        for (int k = 0; k < F::own; ++k) {
+          if (k < quads) {
+            store_quad(record + 4 * (part + k), {{G[4 * k], G[4 * k + 1], G[4 * k + 2], G[4 * k + 3]}});
+          }
+        }
+        FASTLIN_UNROLL
+        for (int k = 0; k < F::rest; ++k) {
+          const int to = F::quads + warp + k * kWarps;
+          if (to < F::all) store_quad(record + 4 * to, rest[k]);
+        }
+      }
+      __syncthreads();
+      const int stored = sequences - first < F::together ? sequences - first : F::together;
+      float* to = work.records + (here.first + first - work.first) * floats;
+      FASTLIN_NO_UNROLL
+      for (int i = thread; i < stored * F::all; i += kThreads)
+        store_quad(to + 4 * i, load_quad(made + 4 * i));
+    }
+  }
+  __pipeline_wait_prior(0);
+  if (counts_tasks && thread < P.K) work.counts[blockIdx.x * P.K + thread] = count;
+}
+
+// Shared memory of stored matrices, in floats.
+template <int M>
+struct Stored {
+  static constexpr int stage = Forming<M>::tile * M * M, head = kHead<M>;
+  static constexpr int tables = 8 * Forming<M>::quads;  // where an entry and its mirror lie; row and column
+  static constexpr int all = kStages * (stage + head) + tables;
+};
+
+// Begins to copy the matrices, queries, targets and tasks of sequences first, ..., first + sequences - 1.
+template <int M>
+__device__ inline void copy_matrices(const Problem<float>& P, std::int64_t first, int sequences, float* stage,
+                                     float* head) {
+  const int thread = static_cast<int>(threadIdx.x), m = static_cast<int>(P.m), square = m * m;
+  const float* from = P.x + first * P.x_batch;
+  const bool dense = P.x_row == m && P.x_batch == square;
+  int copied = 0;
+  if (dense && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    copied = sequences * square / 4 * 4;
+    FASTLIN_NO_UNROLL
+    for (int i = 4 * thread; i < copied; i += 4 * kThreads) __pipeline_memcpy_async(stage + i, from + i, 16);
+  }
+  FASTLIN_NO_UNROLL
+  for (int at = copied + thread; at < sequences * square; at += kThreads) {
+    const int s = at / square, i = (at - s * square) / m, j = at - s * square - i * m;
+    __pipeline_memcpy_async(stage + at, from + s * P.x_batch + i * P.x_row + j, 4);
+  }
+  FASTLIN_NO_UNROLL
+  for (int at = thread; at < sequences * m; at += kThreads) {
+    const int s = at / m, j = at - s * m;
+    __pipeline_memcpy_async(head + s * kQuery<M> + j, P.q + (first + s) * P.q_batch + j, 4);
+  }
+  if (thread < sequences) {
+    float* scalars = head + kTile * kQuery<M> + thread;
+    if (P.y != nullptr) __pipeline_memcpy_async(scalars, P.y + first + thread, 4);
+    if (P.task != nullptr) __pipeline_memcpy_async(scalars + kTile, P.task + first + thread, 4);
+  }
+}
+
+template <int M>
+__global__ void __launch_bounds__(kThreads, 3)
+    form_stored_kernel(const __grid_constant__ Work work, std::int64_t share, bool counts_tasks) {
+  using F = Forming<M>;
+  using S = Stored<M>;
+  FASTLIN_SHARED_MEMORY(shared);
+  float *stages = reinterpret_cast<float*>(shared), *heads = stages + kStages * S::stage;
+  int* tables = reinterpret_cast<int*>(heads + kStages * S::head);
+  const Problem<float>& P = work.P;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, m = static_cast<int>(P.m);
+  const std::int64_t begin = work.first + blockIdx.x * share, last = work.first + work.records_count;
+  const std::int64_t end = begin + share < last ? begin + share : last;
+
+  clear(heads, kStages * S::head / 4);
+  FASTLIN_NO_UNROLL
+  for (int at = thread; at < 4 * F::quads; at += kThreads) {
+    const Entry entry(at, M);
+    const bool exists = entry.j < m;  // else the entry is zero
+    tables[at] = exists ? (entry.i * m + entry.j) | (entry.j * m + entry.i) << 16 : -1;
+    tables[4 * F::quads + at] = exists ? entry.i | entry.j << 16 : 0;
+  }
+  __syncthreads();
+  std::int64_t next = begin;
+  const auto copy = [&](int stage) {
+    if (next < end) {
+      copy_matrices<M>(P, next, static_cast<int>(end - next < F::tile ? end - next : F::tile),
+                       stages + stage * S::stage, heads + stage * S::head);
+    }
+    next += F::tile;
+    __pipeline_commit();
+  };
+  for (int stage = 0; stage < kStages - 1; ++stage) copy(stage);
+
+  int stage = 0, count = 0;
+  for (std::int64_t first = begin; first < end; first += F::tile) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncthreads();  // this tile is here, and the one before has been read
+    copy(stage == 0 ? kStages - 1 : stage - 1);
+    const int sequences = static_cast<int>(end - first < F::tile ? end - first : F::tile);
+    const float *matrices = stages + stage * S::stage, *head = heads + stage * S::head;
+    if (counts_tasks && thread < 32) {
+      const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
+      add_counts(static_cast<int>(P.K), task, lane < sequences, count);
+    }
+    float* to = work.records + (first - work.first) * RecordOf<M>::floats;
+    FASTLIN_NO_UNROLL
+    for (int at = thread; at < sequences * F::all; at += kThreads) {
+      const int s = at / F::all, k = at % F::all;
+      const float *G = matrices + s * m * m, *q = head + s * kQuery<M>;
+      Quad quad;
+      FASTLIN_UNROLL
+      for (int u = 0; u < 4; ++u) {
+        if (k >= F::quads) {
+          quad.x[u] = behind<M>(work, head, s, 4 * (k - F::quads) + u);
+          continue;
+        }
+        const int both = tables[4 * k + u], row_column = tables[4 * (F::quads + k) + u];
+        float entry = 0;
+        if (both >= 0) entry = 0.5f * (G[both & 0xffff] + G[both >> 16]);
+        if (P.see_query && both >= 0) entry = std::fma(q[row_column & 0xffff], q[row_column >> 16], entry);
+        quad.x[u] = entry;
+      }
+      store_quad(to + 4 * at, quad);
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  __pipeline_wait_prior(0);
+  if (counts_tasks && thread < P.K) work.counts[blockIdx.x * P.K + thread] = count;
+}
+
+// Row b of `counts` from the tasks of a share of the batch.
+__global__ void __launch_bounds__(kThreads, 8)
+    count_kernel(const __grid_constant__ Work work, std::int64_t share) {
+  FASTLIN_SHARED_MEMORY(shared);
+  int* counts = reinterpret_cast<int*>(shared);  // [kWarps, kMostTasks]
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, tasks = static_cast<int>(work.P.K);
+  const std::int64_t begin = blockIdx.x * share;
+  const std::int64_t end = begin + share < work.P.B ? begin + share : work.P.B;
+  int count = 0;
+  FASTLIN_NO_UNROLL
+  for (std::int64_t first = begin + thread - lane; first < end; first += kThreads) {
+    const bool is_real = first + lane < end;
+    add_counts(tasks, is_real ? given_task(work, first + lane) : 0, is_real, count);
+  }
+  if (lane < tasks) counts[thread / 32 * kMostTasks + lane] = count;
+  __syncthreads();
+  if (thread >= tasks) return;
+  count = 0;
+  FASTLIN_UNROLL
+  for (int w = 0; w < kWarps; ++w) count += counts[w * kMostTasks + thread];
+  work.counts[blockIdx.x * work.P.K + thread] = count;
+}
+
+template <int M>
+int launch_width(const Work& work, bool counts_tasks, void* stream) {
+  using F = Forming<M>;
+  const auto grid_of = [&](std::int64_t share) {
+    const std::int64_t blocks = counts_tasks ? kCountRows : (work.records_count + share - 1) / share;
+    return dim3(static_cast<unsigned>(blocks));
+  };
+  if (work.P.is_gram) {
+    const std::int64_t share = std::max<std::int64_t>(share_of(work.records_count, F::tile), F::tile);
+    return launch(form_stored_kernel<M>, grid_of(share), dim3(kThreads), sizeof(float) * Stored<M>::all,
+                  stream, work, share, counts_tasks);
+  }
+  const std::int64_t share = std::max<std::int64_t>(share_of(work.records_count, kTile), kTile);
+  const Pieces how = cut<M>(work.P, work.first, F::piece);
+  const auto bytes = sizeof(float) * static_cast<std::size_t>(form_floats<M>(how));
+  return launch(form_kernel<M>, grid_of(share), dim3(kThreads), bytes, stream, work, how, share,
+                counts_tasks);
+}
+
+}  // namespace
+
+int launch_form(const Work& work, bool counts_tasks, void* stream) {
+  counts_tasks = counts_tasks && work.counts != nullptr;
+  if (work.records_count == 0 && !counts_tasks) return 0;
+  switch (width_for(work.P.m)) {
+    case 6:
+      return launch_width<6>(work, counts_tasks, stream);
+    case 7:
+      return launch_width<7>(work, counts_tasks, stream);
+    case 11:
+      return launch_width<11>(work, counts_tasks, stream);
+    case 12:
+      return launch_width<12>(work, counts_tasks, stream);
+    case 21:
+      return launch_width<21>(work, counts_tasks, stream);
+    case 22:
+      return launch_width<22>(work, counts_tasks, stream);
+    default:
+      return launch_width<33>(work, counts_tasks, stream);
+  }
+}
+
+int launch_count(const Work& work, void* stream) {
+  const std::int64_t share = share_of(work.P.B, kTile);
+  return launch(count_kernel, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
+                sizeof(int) * kWarps * kMostTasks, stream, work, share);
+}
+
+}  // namespace cuda
+}  // namespace fastlin
