@@ -218,13 +218,12 @@ struct Applied {
   // Row kRow of the factor, -1 that of the constant coordinate.
   template <int kRow>
   __device__ FASTLIN_INLINE void row(const float* own) {
-    constexpr int kFirst = kRow < 0 ? 0 : kRow;
     constexpr int kNormals = kRow < 0 ? 0 : E::normals_before(kRow) - kRow - 1;  // less the column
+    constexpr int kFirst = kRow < 0 ? 0 : kRow;
     float x[d];
+    if (kRow >= 0) x[kRow < 0 ? 0 : kRow] = own[(E::chi + kRow) * kLanes];
     FASTLIN_UNROLL
-    for (int j = kFirst; j < d; ++j) {
-      x[j] = j == kRow ? own[(E::chi + j) * kLanes] : own[(E::factor + (kNormals + j) % E::ring) * kLanes];
-    }
+    for (int j = kRow + 1; j < d; ++j) x[j] = own[(E::factor + (kNormals + j) % E::ring) * kLanes];
     const float g = noisy ? own[(E::noise + kBias + kRow) * kLanes] : 0.0f;
     float w_v = kRow < 0 ? std::fma(g, noise_v, root_v) : g * noise_v;
     float w_a = kRow < 0 ? std::fma(g, noise_a, root_a) : g * noise_a;
@@ -271,7 +270,7 @@ class DrawnWorker {
   static constexpr int d = E::d;
 
  public:
-  __device__ DrawnWorker(const Work& work, const DrawnMemory& at, float* shared)
+  __device__ DrawnWorker(const Work& work, const DrawnMemory& at, const WidePhilox& keys, float* shared)
       : work(work),
         P(work.P),
         source(work.source),
@@ -283,7 +282,7 @@ class DrawnWorker {
         own(base + lane),
         stage(base + E::beta * kLanes),
         shape(work.source),
-        philox(philox_of(work.source)) {}
+        philox(keys) {}
 
   // Parameters, the tables of draws, and the sums that start at zero. All threads.
   __device__ void start() {
@@ -304,7 +303,8 @@ class DrawnWorker {
       shared[at.feature_factor + i] = entry(source.feature_factor, i);
     }
     auto* ends = reinterpret_cast<int*>(shared + at.group_ends);
-    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), philox, thread, threads);
+    const WidePhilox at_step = philox_of(source);
+    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), at_step, thread, threads);
     table.add(Sections::block(Sections::kQuery), d + (shape.noisy ? 1 : 0), kLanes, E::query);
     if (draws_beta(source)) table.add(Sections::block(Sections::kBeta), d, kLanes, E::beta);
     if (shape.noisy) table.add(Sections::block(Sections::kNoise), shape.rows(), kLanes, E::noise);
@@ -321,7 +321,7 @@ class DrawnWorker {
       if (thread == 0) ends[group] = pairs;
       begin = std::max(begin, end);
     }
-    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, philox, kLanes, E::chi, thread,
+    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, at_step, kLanes, E::chi, thread,
                 threads);
     FASTLIN_NO_UNROLL
     for (int i = lane; i < K * work.at.width; i += kLanes) base[at.stage_sums + i] = 0;
@@ -339,7 +339,8 @@ class DrawnWorker {
     const auto* blocks = reinterpret_cast<const DrawBlock*>(shared + at.blocks);
     const auto* ends = reinterpret_cast<const int*>(shared + at.group_ends);
     draw_normals<kLanes>(philox, sequence, blocks, 0, ends[0], 1, own);
-    draw_chi<kLanes>(philox, sequence, reinterpret_cast<const ChiSlot*>(shared + at.slots), shape, 0, 1, own);
+    draw_chi<kLanes>(philox, sequence, source, shape, reinterpret_cast<const ChiSlot*>(shared + at.slots), 0,
+                     1, own);
     const float* of_task = shared + task * at.task_stride;
     const float* F = source.feature_factor != nullptr ? shared + at.feature_factor : nullptr;
     make_beta(of_task);
@@ -659,7 +660,7 @@ class DrawnWorker {
   const int warp, lane;
   float *const base, *const own, *const stage;  // of the warp: its memory, the lane's column, sums
   const FactorShape shape;
-  const WidePhilox philox;
+  const WidePhilox& philox;
   float dW[E::tile.rows * E::tile.columns];
 };
 
@@ -667,9 +668,9 @@ class DrawnWorker {
 template <int M, bool kBias>
 __global__ void __launch_bounds__(kLanes* kMostWarps, M <= 12 ? 4 : 2)
     drawn_kernel(const __grid_constant__ Work work, const __grid_constant__ DrawnMemory at,
-                 std::int64_t first_chunk) {
+                 const __grid_constant__ WidePhilox keys, std::int64_t first_chunk) {
   FASTLIN_SHARED_MEMORY(memory);
-  DrawnWorker<M, kBias> worker(work, at, reinterpret_cast<float*>(memory));
+  DrawnWorker<M, kBias> worker(work, at, keys, reinterpret_cast<float*>(memory));
   worker.start();
   const std::int64_t chunk = first_chunk + blockIdx.x, begin = chunk * work.chunk;
   const int count = static_cast<int>(std::min(work.chunk, work.P.B - begin));
@@ -716,7 +717,7 @@ struct Launch {
     const DrawnMemory at = drawn_memory<M, kBias>(work.P, work.source);
     const dim3 threads(static_cast<unsigned>(at.total_warps * kLanes));
     return launch(drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(chunks)), threads, at.bytes(), stream,
-                  work, at, first_chunk);
+                  work, at, keys_of(work.source), first_chunk);
   }
 };
 
