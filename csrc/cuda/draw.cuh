@@ -267,6 +267,34 @@ __device__ FASTLIN_INLINE void draw_chi(const WidePhilox& philox, const DrawnSeq
   }
 }
 
+// Entry i of a matrix [d, d], with rows of whole quads, as float.
+template <int d>
+__device__ inline float matrix_entry(const double* matrix, int i) {
+  const int row = i / round_up(d, 4), column = i % round_up(d, 4);
+  return column < d ? static_cast<float>(matrix[row * d + column]) : 0.0f;
+}
+
+// F<M, bias>::call(given...) for the source's width, or `otherwise` for a width that is not compiled.
+template <template <int, bool> class F, class Value, class... Given>
+Value for_width(const Source& source, Value otherwise, const Given&... given) {
+  switch (2 * source.d + (source.bias ? 1 : 0)) {
+#define FASTLIN_WIDTH(M)                \
+  case 2 * (M - 1):                     \
+    return F<M, false>::call(given...); \
+  case 2 * (M - 2) + 1:                 \
+    return F<M, true>::call(given...)
+    FASTLIN_WIDTH(6);
+    FASTLIN_WIDTH(7);
+    FASTLIN_WIDTH(11);
+    FASTLIN_WIDTH(12);
+    FASTLIN_WIDTH(21);
+    FASTLIN_WIDTH(22);
+    FASTLIN_WIDTH(33);
+#undef FASTLIN_WIDTH
+  }
+  return otherwise;
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace fastlin

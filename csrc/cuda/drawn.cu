@@ -300,7 +300,7 @@ class DrawnWorker {
     }
     FASTLIN_NO_UNROLL
     for (int i = thread; source.feature_factor != nullptr && i < d * E::d_quads; i += threads) {
-      shared[at.feature_factor + i] = entry(source.feature_factor, i);
+      shared[at.feature_factor + i] = matrix_entry<d>(source.feature_factor, i);
     }
     auto* ends = reinterpret_cast<int*>(shared + at.group_ends);
     const WidePhilox at_step = philox_of(source);
@@ -450,12 +450,6 @@ class DrawnWorker {
   }
 
  private:
-  // Entry i of a matrix [d, d], with rows of whole quads, as float.
-  __device__ static float entry(const double* matrix, int i) {
-    const int row = i / E::d_quads, column = i % E::d_quads;
-    return column < d ? static_cast<float>(matrix[row * d + column]) : 0.0f;
-  }
-
   // Numbers of a task: v, P_k v and h, whole quads each; mean, factor.
   __device__ float of_task(int k, int i) const {
     const int vector = i / E::quads, j = i % E::quads;
@@ -469,7 +463,7 @@ class DrawnWorker {
     if (i < E::d_quads) return i < d ? static_cast<float>(source.means[k * d + i]) : 0.0f;
     i -= E::d_quads;
     if (source.factors == nullptr || i >= d * E::d_quads) return 0.0f;
-    return entry(source.factors + k * d * d, i);
+    return matrix_entry<d>(source.factors + k * d * d, i);
   }
 
   // Entry j of sum_t p_t (p_t . v).
@@ -680,28 +674,6 @@ __global__ void __launch_bounds__(kLanes* kMostWarps, M <= 12 ? 4 : 2)
     worker.tile(begin + first, std::min(count - first, +kLanes));
   }
   worker.finish(work.partial + chunk * work.numbers.count);
-}
-
-// Calls f<M, bias>() for the source's width; returns its value, or `otherwise` for a width that is not
-// compiled.
-template <template <int, bool> class F, class Value, class... Given>
-Value for_width(const Source& source, Value otherwise, const Given&... given) {
-  switch (2 * source.d + (source.bias ? 1 : 0)) {
-#define FASTLIN_WIDTH(M)                \
-  case 2 * (M - 1):                     \
-    return F<M, false>::call(given...); \
-  case 2 * (M - 2) + 1:                 \
-    return F<M, true>::call(given...)
-    FASTLIN_WIDTH(6);
-    FASTLIN_WIDTH(7);
-    FASTLIN_WIDTH(11);
-    FASTLIN_WIDTH(12);
-    FASTLIN_WIDTH(21);
-    FASTLIN_WIDTH(22);
-    FASTLIN_WIDTH(33);
-#undef FASTLIN_WIDTH
-  }
-  return otherwise;
 }
 
 template <int M, bool kBias>
