@@ -45,6 +45,10 @@ __device__ inline WidePhilox philox_of(const Source& source) {
   return WidePhilox(source.seed, step_of(source), source.stream);
 }
 
+// The same for a kernel's argument: its keys are then operands in constant memory, and take no registers. It
+// does not know the step, which only Philox::block uses.
+inline WidePhilox keys_of(const Source& source) { return WidePhilox(source.seed, 0, source.stream); }
+
 // Sequence i of the call.
 __device__ inline DrawnSequence sequence_of(const WidePhilox& philox, const Source& source, std::int64_t i) {
   return philox.sequence(WideWord::set(source.offset + static_cast<std::uint64_t>(i)));
@@ -57,7 +61,7 @@ __device__ inline int drawn_task(const WidePhilox& philox, const DrawnSequence& 
   if (source.K == 1) return 0;
   WideWord c[1][4] = {};
   if (source.strata == nullptr) {
-    philox.start(sequence, philox.block(Sections::block(Sections::kTask)), c[0]);
+    philox.start(sequence, philox_of(source).block(Sections::block(Sections::kTask)), c[0]);
     philox.finish(c);
   }
   return static_cast<int>(Sections::task(source, i, word_of(c[0][0]).x));
@@ -204,7 +208,7 @@ __device__ FASTLIN_INLINE void draw_normals(const WidePhilox& philox, const Draw
 
 // A chi variate by the definition, in double; `block` is the first of its slot.
 __device__ inline float chi_by_definition(const WidePhilox& philox, const DrawnSequence& sequence,
-                                          std::uint32_t block, std::int64_t degrees) {
+                                          const Source& source, std::uint32_t block, std::int64_t degrees) {
   using D = Vec<double>;
   const Freedom freedom(degrees);
   Chi<D, WideWord> chi(D::set(freedom.k), D::set(freedom.shape), D::set(freedom.scale));
@@ -212,7 +216,7 @@ __device__ inline float chi_by_definition(const WidePhilox& philox, const DrawnS
   FASTLIN_NO_UNROLL
   for (std::uint32_t j = 0; needs_block && j < kBlocksPerChi; ++j) {
     WideWord c[1][4];
-    philox.start(sequence, philox.block(block + j), c[0]);
+    philox.start(sequence, philox_of(source).block(block + j), c[0]);
     philox.finish(c);
     needs_block = chi.block(c[0]);
   }
@@ -223,8 +227,8 @@ __device__ inline float chi_by_definition(const WidePhilox& philox, const DrawnS
 // in float, where that is not settled the second, then the definition.
 template <int kLanes>
 __device__ FASTLIN_INLINE void draw_chi(const WidePhilox& philox, const DrawnSequence& sequence,
-                                        const ChiSlot* slots, const FactorShape& shape, int begin, int step,
-                                        float* own) {
+                                        const Source& source, const FactorShape& shape, const ChiSlot* slots,
+                                        int begin, int step, float* own) {
   const int end = (shape.slots() + 1) / 2, last = shape.slots() - 1, one = shape.slot_of_one();
   unsigned open_pairs = 0, bit = 1;
   FASTLIN_NO_UNROLL
@@ -256,11 +260,39 @@ __device__ FASTLIN_INLINE void draw_chi(const WidePhilox& philox, const DrawnSeq
       float value = second.x;
       if (unsettled) {
         const int number = std::min(index + i, last);
-        value = chi_by_definition(philox, sequence, shape.chi_block(number), shape.below - number);
+        value = chi_by_definition(philox, sequence, source, shape.chi_block(number), shape.below - number);
       }
       own[slot.block.at] = value;
     }
   }
+}
+
+// Entry i of a matrix [d, d], with rows of whole quads, as float.
+template <int d>
+__device__ inline float matrix_entry(const double* matrix, int i) {
+  const int row = i / round_up(d, 4), column = i % round_up(d, 4);
+  return column < d ? static_cast<float>(matrix[row * d + column]) : 0.0f;
+}
+
+// F<M, bias>::call(given...) for the source's width, or `otherwise` for a width that is not compiled.
+template <template <int, bool> class F, class Value, class... Given>
+Value for_width(const Source& source, Value otherwise, const Given&... given) {
+  switch (2 * source.d + (source.bias ? 1 : 0)) {
+#define FASTLIN_WIDTH(M)                \
+  case 2 * (M - 1):                     \
+    return F<M, false>::call(given...); \
+  case 2 * (M - 2) + 1:                 \
+    return F<M, true>::call(given...)
+    FASTLIN_WIDTH(6);
+    FASTLIN_WIDTH(7);
+    FASTLIN_WIDTH(11);
+    FASTLIN_WIDTH(12);
+    FASTLIN_WIDTH(21);
+    FASTLIN_WIDTH(22);
+    FASTLIN_WIDTH(33);
+#undef FASTLIN_WIDTH
+  }
+  return otherwise;
 }
 
 }  // namespace

@@ -218,13 +218,12 @@ struct Applied {
   // Row kRow of the factor, -1 that of the constant coordinate.
   template <int kRow>
   __device__ FASTLIN_INLINE void row(const float* own) {
-    constexpr int kFirst = kRow < 0 ? 0 : kRow;
     constexpr int kNormals = kRow < 0 ? 0 : E::normals_before(kRow) - kRow - 1;  // less the column
+    constexpr int kFirst = kRow < 0 ? 0 : kRow;
     float x[d];
+    if (kRow >= 0) x[kRow < 0 ? 0 : kRow] = own[(E::chi + kRow) * kLanes];
     FASTLIN_UNROLL
-    for (int j = kFirst; j < d; ++j) {
-      x[j] = j == kRow ? own[(E::chi + j) * kLanes] : own[(E::factor + (kNormals + j) % E::ring) * kLanes];
-    }
+    for (int j = kRow + 1; j < d; ++j) x[j] = own[(E::factor + (kNormals + j) % E::ring) * kLanes];
     const float g = noisy ? own[(E::noise + kBias + kRow) * kLanes] : 0.0f;
     float w_v = kRow < 0 ? std::fma(g, noise_v, root_v) : g * noise_v;
     float w_a = kRow < 0 ? std::fma(g, noise_a, root_a) : g * noise_a;
@@ -271,7 +270,7 @@ class DrawnWorker {
   static constexpr int d = E::d;
 
  public:
-  __device__ DrawnWorker(const Work& work, const DrawnMemory& at, float* shared)
+  __device__ DrawnWorker(const Work& work, const DrawnMemory& at, const WidePhilox& keys, float* shared)
       : work(work),
         P(work.P),
         source(work.source),
@@ -283,7 +282,7 @@ class DrawnWorker {
         own(base + lane),
         stage(base + E::beta * kLanes),
         shape(work.source),
-        philox(philox_of(work.source)) {}
+        philox(keys) {}
 
   // Parameters, the tables of draws, and the sums that start at zero. All threads.
   __device__ void start() {
@@ -301,10 +300,11 @@ class DrawnWorker {
     }
     FASTLIN_NO_UNROLL
     for (int i = thread; source.feature_factor != nullptr && i < d * E::d_quads; i += threads) {
-      shared[at.feature_factor + i] = entry(source.feature_factor, i);
+      shared[at.feature_factor + i] = matrix_entry<d>(source.feature_factor, i);
     }
     auto* ends = reinterpret_cast<int*>(shared + at.group_ends);
-    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), philox, thread, threads);
+    const WidePhilox at_step = philox_of(source);
+    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), at_step, thread, threads);
     table.add(Sections::block(Sections::kQuery), d + (shape.noisy ? 1 : 0), kLanes, E::query);
     if (draws_beta(source)) table.add(Sections::block(Sections::kBeta), d, kLanes, E::beta);
     if (shape.noisy) table.add(Sections::block(Sections::kNoise), shape.rows(), kLanes, E::noise);
@@ -321,7 +321,7 @@ class DrawnWorker {
       if (thread == 0) ends[group] = pairs;
       begin = std::max(begin, end);
     }
-    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, philox, kLanes, E::chi, thread,
+    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, at_step, kLanes, E::chi, thread,
                 threads);
     FASTLIN_NO_UNROLL
     for (int i = lane; i < K * work.at.width; i += kLanes) base[at.stage_sums + i] = 0;
@@ -339,7 +339,8 @@ class DrawnWorker {
     const auto* blocks = reinterpret_cast<const DrawBlock*>(shared + at.blocks);
     const auto* ends = reinterpret_cast<const int*>(shared + at.group_ends);
     draw_normals<kLanes>(philox, sequence, blocks, 0, ends[0], 1, own);
-    draw_chi<kLanes>(philox, sequence, reinterpret_cast<const ChiSlot*>(shared + at.slots), shape, 0, 1, own);
+    draw_chi<kLanes>(philox, sequence, source, shape, reinterpret_cast<const ChiSlot*>(shared + at.slots), 0,
+                     1, own);
     const float* of_task = shared + task * at.task_stride;
     const float* F = source.feature_factor != nullptr ? shared + at.feature_factor : nullptr;
     make_beta(of_task);
@@ -449,12 +450,6 @@ class DrawnWorker {
   }
 
  private:
-  // Entry i of a matrix [d, d], with rows of whole quads, as float.
-  __device__ static float entry(const double* matrix, int i) {
-    const int row = i / E::d_quads, column = i % E::d_quads;
-    return column < d ? static_cast<float>(matrix[row * d + column]) : 0.0f;
-  }
-
   // Numbers of a task: v, P_k v and h, whole quads each; mean, factor.
   __device__ float of_task(int k, int i) const {
     const int vector = i / E::quads, j = i % E::quads;
@@ -468,7 +463,7 @@ class DrawnWorker {
     if (i < E::d_quads) return i < d ? static_cast<float>(source.means[k * d + i]) : 0.0f;
     i -= E::d_quads;
     if (source.factors == nullptr || i >= d * E::d_quads) return 0.0f;
-    return entry(source.factors + k * d * d, i);
+    return matrix_entry<d>(source.factors + k * d * d, i);
   }
 
   // Entry j of sum_t p_t (p_t . v).
@@ -659,7 +654,7 @@ class DrawnWorker {
   const int warp, lane;
   float *const base, *const own, *const stage;  // of the warp: its memory, the lane's column, sums
   const FactorShape shape;
-  const WidePhilox philox;
+  const WidePhilox& philox;
   float dW[E::tile.rows * E::tile.columns];
 };
 
@@ -667,9 +662,9 @@ class DrawnWorker {
 template <int M, bool kBias>
 __global__ void __launch_bounds__(kLanes* kMostWarps, M <= 12 ? 4 : 2)
     drawn_kernel(const __grid_constant__ Work work, const __grid_constant__ DrawnMemory at,
-                 std::int64_t first_chunk) {
+                 const __grid_constant__ WidePhilox keys, std::int64_t first_chunk) {
   FASTLIN_SHARED_MEMORY(memory);
-  DrawnWorker<M, kBias> worker(work, at, reinterpret_cast<float*>(memory));
+  DrawnWorker<M, kBias> worker(work, at, keys, reinterpret_cast<float*>(memory));
   worker.start();
   const std::int64_t chunk = first_chunk + blockIdx.x, begin = chunk * work.chunk;
   const int count = static_cast<int>(std::min(work.chunk, work.P.B - begin));
@@ -679,28 +674,6 @@ __global__ void __launch_bounds__(kLanes* kMostWarps, M <= 12 ? 4 : 2)
     worker.tile(begin + first, std::min(count - first, +kLanes));
   }
   worker.finish(work.partial + chunk * work.numbers.count);
-}
-
-// Calls f<M, bias>() for the source's width; returns its value, or `otherwise` for a width that is not
-// compiled.
-template <template <int, bool> class F, class Value, class... Given>
-Value for_width(const Source& source, Value otherwise, const Given&... given) {
-  switch (2 * source.d + (source.bias ? 1 : 0)) {
-#define FASTLIN_WIDTH(M)                \
-  case 2 * (M - 1):                     \
-    return F<M, false>::call(given...); \
-  case 2 * (M - 2) + 1:                 \
-    return F<M, true>::call(given...)
-    FASTLIN_WIDTH(6);
-    FASTLIN_WIDTH(7);
-    FASTLIN_WIDTH(11);
-    FASTLIN_WIDTH(12);
-    FASTLIN_WIDTH(21);
-    FASTLIN_WIDTH(22);
-    FASTLIN_WIDTH(33);
-#undef FASTLIN_WIDTH
-  }
-  return otherwise;
 }
 
 template <int M, bool kBias>
@@ -716,7 +689,7 @@ struct Launch {
     const DrawnMemory at = drawn_memory<M, kBias>(work.P, work.source);
     const dim3 threads(static_cast<unsigned>(at.total_warps * kLanes));
     return launch(drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(chunks)), threads, at.bytes(), stream,
-                  work, at, first_chunk);
+                  work, at, keys_of(work.source), first_chunk);
   }
 };
 

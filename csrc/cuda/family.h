@@ -124,6 +124,7 @@ int launch_finish(const Work&, double* sums, void* stream);  // reduce and finis
 bool trials_serve(const Problem<float>&, const Results<float>&);
 bool tokens_serve(const Problem<float>&, const Results<float>&);
 bool drawn_serves(const Problem<float>&, const Results<float>&, const Source&);
+bool form_drawn_serves(const Source&);
 bool stack_serves(const Problem<float>&, const Results<float>&);
 
 }  // namespace cuda

@@ -1,0 +1,441 @@
+// Records of drawn sequences (family.h): G = sum_k X_k X_k' over the rows of the triangular factor, with the
+// noise of the labels, and q, y, task. The numbers are those of core/sampler-inl.h, bit for bit.
+//
+// Mapping. A block of 8 warps takes tiles of T sequences, 32 up to m = 12, 16 up to 22, 8 at 33: then its
+// draws, records and tables fit into 99 KB, and two blocks or more into a multiprocessor. Thread = (sequence,
+// worker); workers are T threads, all numbers of a sequence a column of shared memory [entries, T]. Workers
+// share out, with a barrier after each:
+//
+//   pairs of Philox blocks and of chi variates (draw.cuh); the task
+//   entries of beta and, with a feature factor, of q and of the rows X_k = F R_k
+//   labels X_k . beta + s g_k
+//   bands of two or four rows of G's triangle, a band for each warp, columns for its 32 / T workers in turn
+//   quads of the records, from shared to global memory, whole lines
+//
+// A band of two rows takes 3 loads for 4 multiply-adds; rows of the factor that are zero in its columns are
+// left out. In registers, lane = sequence, G of m = 11 alone would take 66, and that of m = 33 561.
+#include "cuda/draw.cuh"
+
+namespace fastlin {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+template <int M, bool kBias>
+struct FormShape {
+  static constexpr int d = M - 1 - kBias, d_quads = round_up(d, 4);
+  static constexpr int tile = M <= 12 ? 32 : M <= 22 ? 16 : 8;
+  static constexpr int workers = kThreads / tile, split = 32 / tile;  // workers; those of a warp
+  static constexpr int band = M <= 12 ? 2 : 4, bands = (d + band - 1) / band;
+  static constexpr int floats = RecordOf<M>::floats;
+  // Entries of a column. `made` has q and the rows with a feature factor.
+  static constexpr int query = 0, normals_of_beta = round_up(d + 1, 4), beta = normals_of_beta + d_quads;
+  static constexpr int chi = beta + d, labels = chi + d + 1, noise = labels + d + 1;
+  static constexpr int factor = noise + round_up(d + 1, 4);
+  static constexpr int made = factor + round_up((kBias ? d : 0) + d * (d - 1) / 2, 4) + d;
+  static constexpr int blocks = round_up(normals_of_beta / 4 * 2 + d_quads / 4 + (made - factor) / 4 + 2, 2);
+};
+
+// Where a block's shared memory has what, in floats.
+struct FormMemory {
+  int task_stride, feature_factor, blocks, slots, tasks, counts, columns, records, floats;
+  std::size_t bytes() const { return sizeof(float) * static_cast<std::size_t>(floats); }
+};
+
+template <int M, bool kBias>
+FormMemory form_memory(const Source& source) {
+  using E = FormShape<M, kBias>;
+  FormMemory at{};
+  const int K = static_cast<int>(source.K), features = E::d * E::d_quads;
+  const int of_task = E::d_quads + (source.factors != nullptr ? features : 0);
+  // Lanes of different tasks read 128 bits in different banks.
+  at.task_stride = K == 1 ? of_task : round_up(of_task - 4, 32) + 4;
+  at.feature_factor = source.means != nullptr ? K * at.task_stride : 0;
+  at.blocks = at.feature_factor + (source.feature_factor != nullptr ? features : 0);
+  at.slots = at.blocks + 4 * E::blocks;
+  at.tasks = at.slots + 8 * round_up(E::d + 1, 2);
+  at.counts = at.tasks + E::tile;
+  at.columns = at.counts + round_up(K, 4);
+  const int entries = E::made + (source.feature_factor != nullptr ? E::d * (E::d + 1 + kBias) : 0);
+  at.records = at.columns + entries * E::tile;
+  at.floats = at.records + E::tile * E::floats;
+  return at;
+}
+
+template <int M, bool kBias>
+class Forming {
+  using E = FormShape<M, kBias>;
+  static constexpr int d = E::d, T = E::tile;
+
+ public:
+  __device__ Forming(const Work& work, const FormMemory& at, const WidePhilox& keys, float* shared)
+      : source(work.source),
+        at(at),
+        philox(keys),
+        shared(shared),
+        thread(static_cast<int>(threadIdx.x)),
+        place(thread % T),
+        worker(thread / T),
+        own(shared + at.columns + place),
+        tasks(reinterpret_cast<int*>(shared + at.tasks)),
+        counts(reinterpret_cast<int*>(shared + at.counts)),
+        shape(work.source),
+        see_query(work.P.see_query) {}
+
+  // The tables, and counts that start at zero. All threads.
+  __device__ void start() {
+    FASTLIN_NO_UNROLL
+    for (int i = thread; i < source.K; i += kThreads) counts[i] = 0;
+    const int K = source.means != nullptr ? static_cast<int>(source.K) : 0;
+    FASTLIN_NO_UNROLL
+    for (int i = thread; i < K * at.task_stride; i += kThreads) {
+      shared[i] = of_task(i / at.task_stride, i % at.task_stride);
+    }
+    FASTLIN_NO_UNROLL
+    for (int i = thread; source.feature_factor != nullptr && i < d * E::d_quads; i += kThreads) {
+      shared[at.feature_factor + i] = matrix_entry<d>(source.feature_factor, i);
+    }
+    const WidePhilox at_step = philox_of(source);
+    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), at_step, thread, kThreads);
+    table.add(Sections::block(Sections::kQuery), d + (shape.noisy ? 1 : 0), T, E::query);
+    if (draws_beta(source)) table.add(Sections::block(Sections::kBeta), d, T, E::normals_of_beta);
+    if (shape.noisy) table.add(Sections::block(Sections::kNoise), shape.rows(), T, E::noise);
+    table.add(Sections::block(Sections::kFactor), shape.normals_before(shape.rank), T, E::factor);
+    pairs = table.pairs();
+    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, at_step, T, E::chi, thread, kThreads);
+    __syncthreads();
+  }
+
+  // The records of `count` sequences from `first` on, of the call.
+  __device__ void tile(std::int64_t first, int count, bool counts_tasks, float* records) {
+    const std::int64_t i = first + (place < count ? place : count - 1);
+    const DrawnSequence sequence = sequence_of(philox, source, i);
+    draw_normals<T>(philox, sequence, reinterpret_cast<const DrawBlock*>(shared + at.blocks), worker, pairs,
+                    E::workers, own);
+    // In the other order: a worker with a pair of blocks less may have one of chi variates more.
+    const int last = E::workers - 1 - worker;
+    draw_chi<T>(philox, sequence, source, shape, reinterpret_cast<const ChiSlot*>(shared + at.slots), last,
+                E::workers, own);
+    if (worker == E::workers - 1) {
+      const int task = drawn_task(philox, sequence, source, i);
+      tasks[place] = task;
+      if (counts_tasks && place < count) atomicAdd(counts + task, 1);
+    }
+    __syncthreads();
+    make_beta();
+    if (source.feature_factor != nullptr) make_features();
+    __syncthreads();
+    make_labels();
+    __syncthreads();
+    float* record = shared + at.records + place * E::floats;
+    FASTLIN_NO_UNROLL
+    for (int band = thread / 32; band < E::bands; band += kWarps) {
+      make_band(band, record, std::make_integer_sequence<int, E::bands>{});
+    }
+    finish_record(record);
+    __syncthreads();
+    const float* from = shared + at.records;
+    FASTLIN_NO_UNROLL
+    for (int q = thread; q < count * (E::floats / 4); q += kThreads) {
+      store_quad(records + 4 * q, load_quad(from + 4 * q));
+    }
+  }
+
+  // Row blockIdx.x of the counts. All threads.
+  __device__ void write_counts(int* rows) const {
+    __syncthreads();
+    if (thread < source.K) rows[blockIdx.x * source.K + thread] = counts[thread];
+  }
+
+ private:
+  // Numbers of a task: mean, factor.
+  __device__ float of_task(int k, int i) const {
+    if (i < E::d_quads) return i < d ? static_cast<float>(source.means[k * d + i]) : 0.0f;
+    i -= E::d_quads;
+    if (source.factors == nullptr || i >= d * E::d_quads) return 0.0f;
+    return matrix_entry<d>(source.factors + k * d * d, i);
+  }
+
+  // row . x, x a column, in the order of its entries.
+  __device__ FASTLIN_INLINE float dot_row(const float* row, const float* x) const {
+    float sum = 0;
+    FASTLIN_UNROLL
+    for (int j = 0; j < d; j += 4) {
+      const Quad quad = load_quad(row + j);
+      FASTLIN_UNROLL
+      for (int l = 0; l < 4; ++l) {
+        if (j + l < d) sum = std::fma(quad.x[l], x[(j + l) * T], sum);
+      }
+    }
+    return sum;
+  }
+
+  __device__ FASTLIN_INLINE void make_beta() {
+    const float* normals = own + E::normals_of_beta * T;
+    const float* of_task = shared + tasks[place] * at.task_stride;
+    float stretch = 0;
+    if (source.means == nullptr) {
+      stretch = static_cast<float>(source.radius) / std::sqrt(dot_from(normals, normals, 0));
+    }
+    FASTLIN_NO_UNROLL
+    for (int i = worker; i < d; i += E::workers) {
+      float beta = 0;
+      if (source.means == nullptr) {
+        beta = stretch * normals[i * T];
+      } else if (source.factors == nullptr) {
+        beta = of_task[i];
+      } else {
+        beta = dot_row(of_task + (i + 1) * E::d_quads, normals) + of_task[i];
+      }
+      own[(E::beta + i) * T] = beta;
+    }
+  }
+
+  // x . y of columns from entry `first` on, even and odd entries apart as Entries::dot has it.
+  __device__ FASTLIN_INLINE static float dot_from(const float* x, const float* y, int first) {
+    float sum = 0, other = 0;
+    int j = first;
+    FASTLIN_NO_UNROLL
+    for (; j + 2 <= d; j += 2) {
+      sum = std::fma(x[j * T], y[j * T], sum);
+      other = std::fma(x[(j + 1) * T], y[(j + 1) * T], other);
+    }
+    if (j < d) sum = std::fma(x[j * T], y[j * T], sum);
+    return sum + other;
+  }
+
+  // Row k of the factor as it is drawn, with the constant coordinate's at k = -1: entry j > k is row[j].
+  __device__ FASTLIN_INLINE const float* drawn_row(int k) const {
+    return own + (E::factor + (k < 0 ? 0 : shape.normals_before(k) - k - 1)) * T;
+  }
+
+  // q and X_k = F R_k, in the order of the entries of R_k.
+  __device__ void make_features() {
+    const float* F = shared + at.feature_factor;
+    const int items = (shape.rows() + 1) * d;
+    FASTLIN_NO_UNROLL
+    for (int item = worker; item < items; item += E::workers) {
+      const int i = item % d, k = item / d - 1 - shape.constant;
+      float sum = 0;
+      if (item < d) {
+        sum = dot_row(F + i * E::d_quads, own + E::query * T);
+      } else {
+        const float* row = drawn_row(k);
+        if (k >= 0) sum = F[i * E::d_quads + k] * own[(E::chi + k) * T];
+        FASTLIN_NO_UNROLL
+        for (int j = k + 1; j < d; ++j) sum = std::fma(F[i * E::d_quads + j], row[j * T], sum);
+      }
+      own[(E::made + item) * T] = sum;
+    }
+  }
+
+  __device__ FASTLIN_INLINE const float* q_features() const {
+    return own + (source.feature_factor != nullptr ? E::made : E::query) * T;
+  }
+
+  __device__ FASTLIN_INLINE void make_labels() {
+    const float* beta = own + E::beta * T;
+    const auto deviation = static_cast<float>(source.noise_std);
+    FASTLIN_NO_UNROLL
+    for (int row = worker; row < shape.rows(); row += E::workers) {
+      const int k = row - shape.constant;
+      float label;
+      if (source.feature_factor != nullptr) {
+        label = dot_from(own + (E::made + (row + 1) * d) * T, beta, 0);
+      } else {
+        // The sum that entry k starts, and that of its neighbour.
+        const float* x = drawn_row(k);
+        float sum = k >= 0 ? own[(E::chi + k) * T] * beta[k * T] : 0.0f, other = 0;
+        int j = k + 1;
+        FASTLIN_NO_UNROLL
+        for (; j + 2 <= d; j += 2) {
+          other = std::fma(x[j * T], beta[j * T], other);
+          sum = std::fma(x[(j + 1) * T], beta[(j + 1) * T], sum);
+        }
+        if (j < d) other = std::fma(x[j * T], beta[j * T], other);
+        label = sum + other;
+      }
+      if (shape.noisy) label = std::fma(deviation, own[(E::noise + row) * T], label);
+      own[(E::labels + row) * T] = label;
+    }
+  }
+
+  // Where entry (i, j) of the triangle is, i <= j.
+  __device__ FASTLIN_INLINE static constexpr int in_triangle(int i, int j) {
+    return i * M - i * (i - 1) / 2 + j - i;
+  }
+
+  // Features kBand * band, ... of G's triangle: a row each, columns of the worker, and the label.
+  template <int kBand>
+  __device__ FASTLIN_INLINE void make_band(float* record) const {
+    constexpr int kFirst = kBand * E::band, kRows = d - kFirst < E::band ? d - kFirst : E::band;
+    constexpr int kColumns = (d - kFirst + E::split - 1) / E::split;
+    const int offset = kFirst + thread % 32 / T;  // of the worker's first column
+    float G[kRows][kColumns] = {}, with_label[kRows] = {};
+    const auto add = [&](const float (&left)[kRows], const float (&right)[kColumns], float label) {
+      FASTLIN_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        FASTLIN_UNROLL
+        for (int t = 0; t < kColumns; ++t) {
+          if (E::split > 1 || t >= i) G[i][t] = std::fma(left[i], right[t], G[i][t]);
+        }
+        with_label[i] = std::fma(left[i], label, with_label[i]);
+      }
+    };
+    // Rows that are full in these columns.
+    const bool made = source.feature_factor != nullptr;
+    const int full = made ? shape.rows() : shape.constant + (shape.rank < kFirst ? shape.rank : kFirst);
+    const float* x = made ? own + (E::made + d) * T : drawn_row(-shape.constant);
+    const float* label = own + E::labels * T;
+    int step = made ? d : shape.constant != 0 ? d - 1 : d - 2;
+    FASTLIN_NO_UNROLL
+    for (int row = 0; row < full; ++row, x += step * T, label += T, step -= made ? 0 : 1) {
+      float left[kRows], right[kColumns];
+      FASTLIN_UNROLL
+      for (int i = 0; i < kRows; ++i) left[i] = x[(kFirst + i) * T];
+      FASTLIN_UNROLL
+      for (int t = 0; t < kColumns; ++t) right[t] = x[(offset + t * E::split) * T];
+      add(left, right, *label);
+    }
+    // Rows of the factor whose diagonal is in the band.
+    FASTLIN_UNROLL
+    for (int k = 0; k < kRows; ++k) {
+      if (made || kFirst + k >= shape.rank) break;
+      const float* drawn = drawn_row(kFirst + k);
+      const float diagonal = own[(E::chi + kFirst + k) * T];
+      float left[kRows], right[kColumns];
+      FASTLIN_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        left[i] = i < k ? 0.0f : i == k ? diagonal : drawn[(kFirst + i) * T];
+      }
+      FASTLIN_UNROLL
+      for (int t = 0; t < kColumns; ++t) {
+        const int column = offset - kFirst + t * E::split;
+        right[t] = column < k ? 0.0f : column == k ? diagonal : drawn[(kFirst + column) * T];
+      }
+      add(left, right, own[(E::labels + shape.constant + kFirst + k) * T]);
+    }
+    const float* q = q_features();
+    FASTLIN_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const float qi = see_query ? q[(kFirst + i) * T] : 0.0f;
+      FASTLIN_UNROLL
+      for (int t = 0; t < kColumns; ++t) {
+        const int column = offset + t * E::split;
+        if (column < kFirst + i || column >= d) continue;
+        record[in_triangle(kFirst + i + kBias, column + kBias)] =
+            see_query ? std::fma(qi, q[column * T], G[i][t]) : G[i][t];
+      }
+      if (offset == kFirst) record[in_triangle(kFirst + i + kBias, M - 1)] = with_label[i];
+    }
+  }
+
+  // Band `number`, the same in all threads of a warp.
+  template <int... kBands>
+  __device__ FASTLIN_INLINE void make_band(int number, float* record,
+                                           std::integer_sequence<int, kBands...>) const {
+    static_cast<void>(((number == kBands ? (make_band<kBands>(record), true) : false) || ...));
+  }
+
+  // What is not a feature's: the constant coordinate, the label's square, q, y, the task and zeros.
+  __device__ FASTLIN_INLINE void finish_record(float* record) const {
+    using R = RecordOf<M>;
+    const float* q = q_features();
+    if (worker == E::workers - 1) {
+      float square = 0;
+      FASTLIN_NO_UNROLL
+      for (int row = 0; row < shape.rows(); ++row) {
+        const float label = own[(E::labels + row) * T];
+        square = std::fma(label, label, square);
+      }
+      if (shape.noisy) {
+        const float rest = static_cast<float>(source.noise_std) * own[(E::chi + d) * T];
+        square = std::fma(rest, rest, square);
+      }
+      record[R::triangle - 1] = square;
+    }
+    if (worker == E::workers - 2) {
+      float y = dot_from(q, own + E::beta * T, 0);
+      if (shape.noisy) y = std::fma(static_cast<float>(source.noise_std), own[(E::query + d) * T], y);
+      record[R::y] = y;
+      record[R::task] = as_float(Word{static_cast<std::uint32_t>(tasks[place])}).x;
+      FASTLIN_UNROLL
+      for (int i = R::triangle; i < R::q; ++i) record[i] = 0;
+      FASTLIN_UNROLL
+      for (int i = R::task + 1; i < R::floats; ++i) record[i] = 0;
+    }
+    const auto root = static_cast<float>(std::sqrt(static_cast<double>(source.n)));
+    FASTLIN_NO_UNROLL
+    for (int j = E::workers - 1 - worker; j < M; j += E::workers) {
+      const bool feature = j >= kBias && j < M - 1;
+      const float qj = feature ? q[(j - kBias) * T] : j == M - 1 ? 0.0f : 1.0f;
+      record[R::q + j] = qj;
+      if (!kBias) continue;
+      float x = 0;  // of the first row, sqrt n times which is row 0 of G
+      if (shape.constant != 0) {
+        const float* row = source.feature_factor != nullptr ? own + (E::made + d) * T : own + E::factor * T;
+        x = root * (feature ? row[(j - kBias) * T] : j == 0 ? root : own[E::labels * T]);
+      }
+      record[j] = see_query ? x + qj : x;
+    }
+  }
+
+  const Source& source;
+  const FormMemory& at;
+  const WidePhilox& philox;
+  float* const shared;
+  const int thread, place, worker;
+  float* const own;
+  int *const tasks, *const counts;
+  const FactorShape shape;
+  const bool see_query;
+  int pairs = 0;
+};
+
+// Threads (256): a block takes tiles gridDim.x apart.
+template <int M, bool kBias>
+__global__ void __launch_bounds__(kThreads, 3)
+    form_drawn_kernel(const __grid_constant__ Work work, const __grid_constant__ FormMemory at,
+                      const __grid_constant__ WidePhilox keys, bool counts_tasks) {
+  FASTLIN_SHARED_MEMORY(memory);
+  constexpr int T = FormShape<M, kBias>::tile;
+  Forming<M, kBias> forming(work, at, keys, reinterpret_cast<float*>(memory));
+  forming.start();
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * T;
+  FASTLIN_NO_UNROLL
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * T; i < work.records_count; i += step) {
+    const int count = static_cast<int>(std::min<std::int64_t>(work.records_count - i, +T));
+    forming.tile(work.first + i, count, counts_tasks, work.records + i * RecordOf<M>::floats);
+  }
+  if (counts_tasks) forming.write_counts(work.counts);
+}
+
+template <int M, bool kBias>
+struct FormFits {
+  static bool call(const Source& source) { return form_memory<M, kBias>(source).bytes() <= kSharedBytes; }
+};
+
+template <int M, bool kBias>
+struct LaunchForm {
+  static int call(const Work& work, bool counts_tasks, void* stream) {
+    const FormMemory at = form_memory<M, kBias>(work.source);
+    // Also blocks without a tile write their row of the counts.
+    return launch(form_drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
+                  at.bytes(), stream, work, at, keys_of(work.source), counts_tasks);
+  }
+};
+
+}  // namespace
+
+bool form_drawn_serves(const Source& source) {
+  return source.K <= kMostTasks && for_width<FormFits>(source, false, source);
+}
+
+int launch_form_drawn(const Work& work, bool counts_tasks, void* stream) {
+  return for_width<LaunchForm>(work.source, static_cast<int>(cudaErrorInvalidValue), work, counts_tasks,
+                               stream);
+}
+
+}  // namespace cuda
+}  // namespace fastlin
