@@ -38,6 +38,7 @@ class StackWarp {
         number(static_cast<int>(threadIdx.x) % 32),
         lane(number),
         sequence(own_memory + at.sequences + lane.sequence * at.sequence) {
+    static_assert(S::numbers + 2 >= S::vectors + kVectors && S::numbers >= S::qb + 3);
     const int quads = (2 + at.t) * S::quads;
     stream = number / quads;
     stream_quad = number - stream * quads;
@@ -46,7 +47,7 @@ class StackWarp {
       const int job = number + 32 * pass < S::jobs ? number + 32 * pass : 0, product = job / S::tiles;
       const int place = job % S::tiles;
       lefts[pass] = left_of(product) + place / S::side * 4;
-      rights[pass] = product * S::column + place % S::side * 4;
+      rights[pass] = (S::vectors + product) * S::column + place % S::side * 4;
     }
     // What the sums start with, and zeros behind the entries of vectors.
     for (int i = number; i < at.sequences; i += 32) memory[own_memory + i] = 0;
@@ -65,7 +66,7 @@ class StackWarp {
     Tile G;
     Own q;
     load(record, G, q);
-    lane.put(q, vector(at.queries));
+    lane.put(q, query(0));
     if (is_first()) memory[own_memory + at.tasks + lane.sequence] = static_cast<float>(task);
     if (at.dense > 0) lane.store(G, dense(0));
     __syncwarp();
@@ -95,22 +96,33 @@ class StackWarp {
  private:
   static constexpr int kKept = S::splits_products ? S::passes : 0;
 
-  __device__ FASTLIN_INLINE float* vector(int place) const { return memory + sequence + place * S::column; }
+  __device__ FASTLIN_INLINE float* vector(int place) const {
+    return memory + sequence + (S::vectors + place) * S::column;
+  }
+  __device__ FASTLIN_INLINE float* staying(int place) const {
+    return memory + sequence + (S::qb + place) * S::column;
+  }
+  __device__ FASTLIN_INLINE float* for_sums(int place) const {
+    return memory + sequence + (S::numbers + place) * S::column;
+  }
+  __device__ FASTLIN_INLINE float* query(int l) const {
+    return memory + sequence + at.queries + l * S::column;
+  }
   // G, X' and G T of a dense layer.
   __device__ FASTLIN_INLINE float* dense(int l) const {
     return memory + sequence + at.first_dense + l * 3 * S::matrix;
   }
-  __device__ FASTLIN_INLINE float* work_matrix() const { return memory + sequence + at.work; }
+  __device__ FASTLIN_INLINE float* work_matrix() const { return memory + sequence; }
   __device__ FASTLIN_INLINE const float* of_task(int table) const { return memory + table + task * S::column; }
   __device__ FASTLIN_INLINE const float* of_token(int table, int t) const {
     return memory + table + (task * at.t + t) * S::column;
   }
   __device__ FASTLIN_INLINE bool is_first() const { return lane.writes && lane.column == 0 && lane.part == 0; }
   __device__ FASTLIN_INLINE float rho(int l) const {
-    return static_cast<float>(l == 0 ? work.P.first_skip : work.P.skip);
+    return l == 0 ? at.first_skip : at.skip;
   }
   __device__ FASTLIN_INLINE int left_of(int product) const {
-    return (product == 0 ? at.queries + at.dense : kGa + product - 1) * S::column;
+    return product == 0 ? at.queries + at.dense * S::column : (S::vectors + kGa + product - 1) * S::column;
   }
   __device__ FASTLIN_INLINE static void scale(float factor, const Own& from, Own& to) {
     FASTLIN_UNROLL
@@ -143,20 +155,26 @@ class StackWarp {
 
   // G with the prompt, and q, of a record.
   __device__ FASTLIN_INLINE void load(const float* record, Tile& G, Own& q) const {
+    // Entry (row, c) of the triangle is at `across` or `down`. In one part most rows are above or below the
+    // columns of all lanes, and their addresses differ by constants.
+    const float* across = record + lane.column;
     FASTLIN_UNROLL
     for (int j = 0; j < S::columns; ++j) {
-      const int c = lane.column + j * S::lanes, before = c * M - c * (c - 1) / 2 - c;
+      const int c = lane.column + j * S::lanes;
       const bool is_real = j * S::lanes + S::lanes <= M || c < M;
+      const float* down = record + (is_real ? c * M - c * (c - 1) / 2 - c : 0);
       FASTLIN_UNROLL
       for (int i = 0; i < S::rows; ++i) {
-        // Entry (row, c) of the triangle. In one part most rows are above or below the columns of all lanes.
-        const int row = i + lane.first_row(), above = row * M - row * (row - 1) / 2 - row + c;
-        const bool is_above = S::parts == 1 && i <= j * S::lanes                ? true
-                              : S::parts == 1 && i >= (j + 1) * S::lanes        ? false
-                                                                                : row <= c;
-        G[j][i] = is_real && (S::parts == 1 || row < M) ? record[is_above ? above : before + row] : 0.0f;
+        if constexpr (S::parts == 1) {
+          const float* above = across + (i * M - i * (i - 1) / 2 - i + j * S::lanes);
+          const float x = i <= j * S::lanes || (i < (j + 1) * S::lanes && i <= c) ? *above : down[i];
+          G[j][i] = is_real ? x : 0.0f;
+        } else {
+          const int row = i + lane.first_row(), least = row < c ? row : c, most = row < c ? c : row;
+          G[j][i] = most < M ? record[least * M - least * (least - 1) / 2 - least + most] : 0.0f;
+        }
       }
-      q[j] = is_real ? record[R::q + c] : 0.0f;
+      q[j] = is_real ? across[R::q + j * S::lanes] : 0.0f;
     }
     FASTLIN_NO_UNROLL
     for (int t = 0; t < at.t; ++t) {
@@ -178,18 +196,13 @@ class StackWarp {
       Columns right;
       if (step == 2) {
         lane.load_across(work_matrix(), right);
-        Own next = {};
-        const float* q = vector(at.queries + l);
-        FASTLIN_UNROLL
-        for (int k = 0; k < M; k += 4) {
-          const Quad quad = load_quad(q + k);
-          FASTLIN_UNROLL
-          for (int i = 0; i < 4 && k + i < M; ++i) {
-            FASTLIN_UNROLL
-            for (int j = 0; j < S::columns; ++j) next[j] = std::fma(quad.x[i], right[j][k + i], next[j]);
-          }
+        // T' q, and T' p at the bottom.
+        FASTLIN_NO_UNROLL
+        for (int n = l == 0 && work.at.p >= 0 ? at.t : 0; n >= 0; --n) {
+          Own sum = {};
+          lane.apply_columns(right, n == 0 ? query(l) : of_token(at.p, n - 1), sum);
+          lane.put(sum, n == 0 ? query(l + 1) : for_sums(1 + n));
         }
-        lane.put(next, vector(at.queries + l + 1));
       } else {
         lane.load(step == 0 ? G : step == 1 ? memory + at.A + l * S::matrix : G + 2 * S::matrix, right);
       }
@@ -218,13 +231,12 @@ class StackWarp {
 
   // The last matrix layer and the head, and all that follows from the error.
   __device__ FASTLIN_INLINE void last(Tile& G, float y, std::int64_t index) {
-    const float* q = vector(at.queries + at.dense);
+    const float* q = query(at.dense);
     const float *v = of_task(at.v), *Cv = of_task(at.Cv);
-    const float skip = rho(at.dense), last_skip = static_cast<float>(work.P.last_skip);
+    const float skip = rho(at.dense);
     Own own_q, own_v, h, Aq = {}, Gaq = {}, Gcv = {}, qn, u, w = {}, a = {}, Aw = {}, Gaw = {}, c;
     lane.own(q, own_q);
     lane.own(v, own_v);
-    lane.own(of_task(at.h), h);
     apply_At(q, Aq);
     lane.put(own_v, vector(kV));
     lane.apply(G, Cv, Gcv);
@@ -253,13 +265,14 @@ class StackWarp {
     scale(skip, w, c);
     apply_Ct(vector(kGaw), c);
 
+    lane.own(of_task(at.h), h);
     float attended = 0, skipped = 0;
     FASTLIN_UNROLL
     for (int j = 0; j < S::columns; ++j) {
       attended = std::fma(a[j], c[j], attended);
       skipped = std::fma(qn[j], h[j], skipped);
     }
-    const float yhat = lane.sum(std::fma(last_skip, skipped, attended));
+    const float yhat = lane.sum(std::fma(at.last_skip, skipped, attended));
     const std::int64_t place = r * work.P.B + index;
     if (work.out.yhat != nullptr && is_first() && is_real) work.out.yhat[place] = yhat;
     float residual = 0;
@@ -283,7 +296,8 @@ class StackWarp {
     lane.put(Rc, vector(kRc));
     __syncwarp();
     apply_C(vector(kA), ca);
-    scale(residual * last_skip, h, qb);
+    lane.own(of_task(at.h), h);
+    scale(residual * at.last_skip, h, qb);
     apply_W(vector(kRc), qb);
     lane.put(ca, vector(kCa));
     lane.put(qb, vector(kQb));
@@ -318,41 +332,42 @@ class StackWarp {
     const bool reverses = work.out.dA != nullptr || work.out.dC != nullptr || work.at.p >= 0;
     if (reverses) {
       clear(G);
-      add_pair(vector(kTa), Ta, vector(kU), u, G);
-      add_pair(vector(kAq), Aq, vector(kCqb), Cqb, G);
-      Own own_Cv;
-      lane.own(Cv, own_Cv);
-      add_pair(vector(kAga), Aga, Cv, own_Cv, G);
-      add_pair(vector(kAw), Aw, vector(kCa), ca, G);
+      add_outer(vector(kTa), vector(kU), G);
+      add_outer(vector(kAq), vector(kCqb), G);
+      add_outer(vector(kAga), Cv, G);
+      add_outer(vector(kAw), vector(kCa), G);
     }
     __syncwarp();
-    float* stay = vector(at.stay);
-    lane.put(e, stay + kStayNumbers * S::column);
-    lane.put(qn, stay + (kStayNumbers + 1) * S::column);
-    if (at.dense > 0) {
-      lane.put(below, stay + kStayQb * S::column);
-      if (reverses) lane.store(G, work_matrix());
+    lane.put(e, for_sums(0));
+    lane.put(qn, for_sums(1));
+    if (reverses && (at.dense > 0 || work.at.p >= 0)) {  // H = S + S'
+      float* H = work_matrix();
+      lane.store(G, H);
+      if (at.dense > 0) lane.put(below, staying(0));
+      __syncwarp();
+      lane.add_across(H, G);
+      __syncwarp();
+      lane.store(G, H);
       __syncwarp();
       FASTLIN_NO_UNROLL
-      for (int l = reverses ? at.dense - 1 : -1; l >= 0; --l) reverse(l);
-    } else if (work.at.p >= 0) {
+      for (int l = at.dense - 1; l >= 0; --l) reverse(l);
+    }
+    if (at.dense == 0 && work.at.p >= 0) {
       FASTLIN_NO_UNROLL
       for (int t = 0; t < at.t; ++t) {
         Own dp = {};
         lane.apply(G, of_token(at.p, t), dp);
-        lane.put(dp, dp_of(t));
+        lane.put(dp, for_sums(2 + t));
       }
     }
     add_numbers();
   }
 
-  __device__ FASTLIN_INLINE float* dp_of(int t) const { return vector(at.stay + kStayNumbers + 2 + t); }
-
-  // tile += x y' + y x'
-  __device__ FASTLIN_INLINE void add_pair(const float* x, const Own& own_x, const float* y, const Own& own_y,
-                                          Tile& tile) const {
-    lane.add_outer(x, own_y, tile);
-    lane.add_outer(y, own_x, tile);
+  // tile += x y'
+  __device__ FASTLIN_INLINE void add_outer(const float* x, const float* y, Tile& tile) const {
+    Own own;
+    lane.own(y, own);
+    lane.add_outer(x, own, tile);
   }
 
   // The outer products of dA, dC and dW of all sequences of the warp.
@@ -381,7 +396,7 @@ class StackWarp {
           FASTLIN_UNROLL
           for (int s = 0; s < S::sequences; ++s) {
             add_quads(from + s * at.sequence + left_of(product) + rows,
-                      from + s * at.sequence + product * S::column + columns, sums);
+                      from + s * at.sequence + (S::vectors + product) * S::column + columns, sums);
           }
         }
         FASTLIN_UNROLL
@@ -399,7 +414,7 @@ class StackWarp {
   __device__ FASTLIN_INLINE void reverse(int l) {
     float *G = dense(l), *H = work_matrix(), *one = memory + sequence + at.extra, *two = one + S::matrix;
     const float *X = G + S::matrix, *A = memory + at.A + l * S::matrix, *C = memory + at.C + l * S::matrix;
-    float* qb = vector(at.stay + kStayQb);
+    float* qb = staying(0);
     if (l == 0 && work.at.p >= 0) prompts_above(G);
     // T', H T', T H T', Tb, Z, Z C': at the bottom only Tb and Z.
     FASTLIN_NO_UNROLL
@@ -412,9 +427,7 @@ class StackWarp {
       clear(tile);
       lane.multiply(left, columns, tile);
       if (step == 3) {
-        Own own;
-        lane.own(qb, own);
-        lane.add_outer(vector(at.queries + l), own, tile);
+        add_outer(query(l), qb, tile);
       }
       __syncwarp();
       if (step == 1) {
@@ -445,14 +458,13 @@ class StackWarp {
     for (int j = 0; j < S::columns; ++j) {
       FASTLIN_UNROLL
       for (int i = 0; i < S::rows; ++i) {
-        const int row = S::width < S::column && lane.first_row() + i >= S::width ? 0 : lane.first_row() + i;
         sum[j][i] += other[j][i];
-        if (row == lane.first_row() + i) sum[j][i] += two[row * S::column + lane.column + j * S::lanes];
       }
     }
+    lane.add_across(two, sum);
     Own Xqb = {}, own;
     lane.apply(X, qb, Xqb);
-    float* scratch = vector(at.stay + kStayOne);
+    float* scratch = staying(1);
     lane.put(Xqb, scratch);
     lane.own(qb, own);
     __syncwarp();
@@ -491,44 +503,37 @@ class StackWarp {
     for (int i = 0; i < S::tile; ++i) to[i * 32 + number] = sums[i / S::rows][i % S::rows];
   }
 
-  // The part of dp = H_0 p that goes through T: T H T' p, with T x = rho x + A (X x).
+  // The part of dp = H_0 p that goes through T: T H T' p, with T x = rho x + A (X x). T' p is in its place.
   __device__ FASTLIN_INLINE void prompts_above(const float* G) const {
-    const float* X = G + S::matrix;
-    float *one = vector(at.stay + kStayOne), *two = vector(at.stay + kStayTwo);
+    float *one = staying(1), *two = staying(2);
     FASTLIN_NO_UNROLL
     for (int t = 0; t < at.t; ++t) {
-      Own Tp, HTp = {}, XHTp = {};
-      lane.own(of_token(at.p, t), Tp);
-      scale(rho(0), Tp, Tp);
-      lane.apply_across(X, of_token(at.Ap, t), Tp);
-      lane.put(Tp, one);
+      Own HTp = {}, XHTp = {};
+      lane.apply(work_matrix(), for_sums(2 + t), HTp);
+      lane.put(HTp, one);
       __syncwarp();
-      lane.apply(work_matrix(), one, HTp);
-      lane.put(HTp, two);
+      lane.apply(G + S::matrix, one, XHTp);
+      lane.put(XHTp, two);
       __syncwarp();
-      lane.apply(X, two, XHTp);
-      lane.put(XHTp, one);
-      __syncwarp();
-      scale(rho(0), HTp, HTp);
-      lane.apply(memory + at.A, one, HTp);
-      lane.put(HTp, dp_of(t));
-      __syncwarp();
+      scale(at.first_skip, HTp, HTp);
+      lane.apply(memory + at.A, two, HTp);
+      lane.put(HTp, for_sums(2 + t));
     }
   }
   // The rest: Z C' p + C Z' p.
   __device__ FASTLIN_INLINE void prompts_below(const float* Z) const {
-    float* one = vector(at.stay + kStayOne);
+    float* one = staying(1);
     FASTLIN_NO_UNROLL
     for (int t = 0; t < at.t; ++t) {
       Own Zp = {}, dp;
       lane.apply(Z, of_token(at.p, t), Zp);
       lane.put(Zp, one);
       __syncwarp();
-      lane.own(dp_of(t), dp);
+      lane.own(for_sums(2 + t), dp);
       lane.apply_across(Z, of_token(at.Cp, t), dp);
       lane.apply(memory + at.C, one, dp);
       __syncwarp();
-      lane.put(dp, dp_of(t));
+      lane.put(dp, for_sums(2 + t));
     }
   }
 
@@ -536,7 +541,7 @@ class StackWarp {
   __device__ FASTLIN_INLINE void add_numbers() const {
     __syncwarp();
     const int quads = (2 + at.t) * S::quads;
-    const int from = own_memory + at.sequences + (at.stay + kStayNumbers) * S::column;
+    const int from = own_memory + at.sequences + S::numbers * S::column;
     const float* tasks = memory + own_memory + at.tasks;
     if (stream >= at.streams) return;
     FASTLIN_NO_UNROLL
@@ -602,18 +607,17 @@ __device__ FASTLIN_INLINE void load_parameters(const Work& work, const StackLayo
   constexpr int matrix = StackShape<M>::matrix;
   const Problem<float>& P = work.P;
   const int m = static_cast<int>(P.m);
-  const float scale = static_cast<float>(P.scale);
   const float *A = P.A + r * P.layers * m * m, *C = P.C + r * P.layers * m * m, *W = P.W + std::int64_t{r} * m * m;
   FASTLIN_NO_UNROLL
   for (int l = 0; l < at.dense; ++l) {
-    load_matrix<M>(A + l * m * m, m, true, scale, memory + at.A + l * matrix);
+    load_matrix<M>(A + l * m * m, m, true, at.scale, memory + at.A + l * matrix);
     load_matrix<M>(C + l * m * m, m, true, 1.0f, memory + at.C + l * matrix);
   }
   const float *last_A = A + at.dense * m * m, *last_C = C + at.dense * m * m;
   FASTLIN_NO_UNROLL
   for (int i = 0; i < (StackShape<M>::has_both ? 6 : 3); ++i) {
     const float* from = i % 3 == 0 ? last_A : i % 3 == 1 ? last_C : W;
-    load_matrix<M>(from, m, i < 3, i % 3 == 1 ? 1.0f : scale, memory + at.last + i * matrix);
+    load_matrix<M>(from, m, i < 3, i % 3 == 1 ? 1.0f : at.scale, memory + at.last + i * matrix);
   }
   FASTLIN_NO_UNROLL
   for (int k = 0; k < at.K; ++k) {
@@ -624,7 +628,6 @@ __device__ FASTLIN_INLINE void load_parameters(const Work& work, const StackLayo
   load_vectors<M>(nullptr, false, 1.0f, P.h == nullptr ? nullptr : P.h + r * P.K * m, at.K, m, memory + at.h);
   const float* p = at.t == 0 ? nullptr : P.p + r * P.K * P.t * m;
   load_vectors<M>(nullptr, false, 1.0f, p, at.K * at.t, m, memory + at.p);
-  load_vectors<M>(A, true, scale, p, at.K * at.t, m, memory + at.Ap);
   load_vectors<M>(C, true, 1.0f, p, at.K * at.t, m, memory + at.Cp);
 }
 
@@ -637,7 +640,6 @@ __device__ FASTLIN_INLINE void write_sums(const Work& work, const StackLayout& a
   const int m = static_cast<int>(P.m), square = m * m, thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const bool was_kept = S::keeps_sums && at.dense == 1;
-  const float scale = static_cast<float>(P.scale);
   for (int i = thread; i < 2 * at.dense * square; i += threads) {
     const int l = i / square / 2, which = i / square % 2, row = i % square / m, c = i % m;
     float* to = which == 0 ? work.out.dA : work.out.dC;
@@ -653,7 +655,7 @@ __device__ FASTLIN_INLINE void write_sums(const Work& work, const StackLayout& a
       for (int s = 0; s < S::sequences; ++s) sum += from[w * at.warp + s * S::group];
     }
     partial[(which == 0 ? work.numbers.dA : work.numbers.dC) + (r * P.layers + l) * square + row * m + c] =
-        which == 0 ? scale * sum : sum;
+        which == 0 ? at.scale * sum : sum;
   }
   const int products = S::splits_products ? at.sequences + (was_kept ? 64 * S::tile : 0) : at.tiles;
   for (int i = thread; i < 3 * square; i += threads) {
@@ -674,7 +676,7 @@ __device__ FASTLIN_INLINE void write_sums(const Work& work, const StackLayout& a
     const std::int64_t to = matrix == 2 ? work.numbers.dW + r * square
                                         : (matrix == 0 ? work.numbers.dA : work.numbers.dC) +
                                               (r * P.layers + at.dense) * square;
-    partial[to + row * m + c] = matrix == 0 ? scale * sum : sum;
+    partial[to + row * m + c] = matrix == 0 ? at.scale * sum : sum;
   }
 }
 

@@ -16,6 +16,15 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+// Vectors of a sequence, by their place in its memory. The first seven are the right factors of the outer
+// products of dA, dC and dW, in the order of `kProducts`, and the next six the left factors of all but the
+// first, which is q.
+enum StackVector {
+  kGcqb, kGcv, kGca, kQb, kV, kA, kRc, kGa, kGTv, kGaq, kGaga, kGaw, kQn, kTa, kU, kAq, kCqb, kAga, kAw, kCa,
+  kVectors
+};
+constexpr int kProducts = 7;
+
 template <int M>
 struct StackShape {
   // 33 has no good cut: 11 lanes of 3 columns in two parts of 20 rows leave ten lanes idle.
@@ -31,6 +40,10 @@ struct StackShape {
   static constexpr bool keeps_sums = tile <= 36;
   // Vectors and G of the last layer share memory where no vector needs zeros behind its entries.
   static constexpr bool shares_work = parts == 1 || width == column;
+  // Where vectors start in the memory of a sequence, in columns; vectors that are in use together with the
+  // matrix at work: qb, two more, and e, q and dp of each token, which go to the sums.
+  static constexpr int vectors = shares_work ? 0 : width, qb = shares_work ? width : vectors, numbers =
+      std::max(vectors + kVectors, qb + 3 + 2) - 2;
   // Both a parameter and its transpose are in shared memory.
   static constexpr bool has_both = M <= 22;
   // Sums of outer products of vectors, by tiles of 4 x 4. Narrow ones are a job for each of the 7 products,
@@ -40,42 +53,33 @@ struct StackShape {
   static constexpr int jobs = (splits_products ? 7 : 3) * tiles, passes = (jobs + 31) / 32;
 };
 
-// Vectors of a sequence, by their place in its memory. The first seven are the right factors of the outer
-// products of dA, dC and dW, in the order of `kProducts`, and the next six the left factors of all but the
-// first, which is q.
-enum StackVector {
-  kGcqb, kGcv, kGca, kQb, kV, kA, kRc, kGa, kGTv, kGaq, kGaga, kGaw, kQn, kTa, kU, kAq, kCqb, kAga, kAw, kCa,
-  kVectors
-};
-constexpr int kProducts = 7;
-
 // Where everything lies in shared memory, in floats.
 struct StackLayout {
   int layers, dense, K, t;  // matrix layers, and those of them that are computed with matrices
+  float scale, first_skip, skip, last_skip;
   // Parameters: A' and C' of the dense layers; A', C' of the last one and W', then A, C, W. A, W with `scale`.
   int A, C, last;
-  // By task: v, C v, h [K, column]; p, A' p, C' p of the first layer [K, t, column]; coefficients [K].
-  int v, Cv, h, p, Ap, Cp, coefficients;
+  // By task: v, C v, h [K, column]; p, C' p of the first layer [K, t, column]; coefficients [K].
+  int v, Cv, h, p, Cp, coefficients;
   int warps, warp0, warp;  // of a block; the first one's memory, and its size
   // In the memory of a warp: tasks, squared errors [K, sequences], sums [streams, K, 2 + t, column],
   // sums of dA and dC [dense, 2, 32, tile] unless in registers, tiles [jobs, 16] unless in registers.
   int tasks, squares, sums, streams, accumulated, tiles, sequences;
-  // In the memory of a sequence: vectors, those that stay, queries of all layers; a matrix at work; G, X', G T
-  // of each dense layer; two more matrices.
-  int sequence, stay, queries, work, first_dense, extra;
+  // In the memory of a sequence, after a matrix at work and the vectors: q of all layers; G, X', G T of each
+  // dense layer; two more matrices.
+  int sequence, queries, first_dense, extra;
   int floats;
 
   bool fits() const { return warps > 0; }
 };
-
-// Vectors that stay after those of the last layer: qb, two at work, then e, q and dp, which go to the sums.
-enum StackStay { kStayQb, kStayOne, kStayTwo, kStayNumbers };
 
 template <int M>
 StackLayout stack_layout(const Problem<float>& P) {
   using S = StackShape<M>;
   StackLayout at{};
   at.layers = static_cast<int>(P.layers), at.dense = at.layers - 1, at.K = static_cast<int>(P.K);
+  at.scale = static_cast<float>(P.scale), at.first_skip = static_cast<float>(P.first_skip);
+  at.skip = static_cast<float>(P.skip), at.last_skip = static_cast<float>(P.last_skip);
   at.t = P.p != nullptr ? static_cast<int>(std::min<std::int64_t>(P.t, 1 << 12)) : 0;
   int used = 0;
   const auto take = [&used](int floats) {
@@ -86,16 +90,13 @@ StackLayout stack_layout(const Problem<float>& P) {
   at.A = take(at.dense * S::matrix), at.C = take(at.dense * S::matrix);
   at.last = take((S::has_both ? 6 : 3) * S::matrix);
   at.v = take(at.K * S::column), at.Cv = take(at.K * S::column), at.h = take(at.K * S::column);
-  at.p = take(at.K * at.t * S::column);
-  at.Ap = take(at.K * at.t * S::column), at.Cp = take(at.K * at.t * S::column);
+  at.p = take(at.K * at.t * S::column), at.Cp = take(at.K * at.t * S::column);
   at.coefficients = take(at.K);
   at.warp0 = used;
 
   used = 0;
-  at.stay = S::shares_work ? S::width : 0;
-  at.queries = std::max<int>(kVectors, at.stay + kStayNumbers + 2 + at.t);
-  const int vectors = take((at.queries + at.layers) * S::column);
-  at.work = S::shares_work ? vectors : take(S::matrix);
+  take((S::numbers + 2 + at.t) * S::column);
+  at.queries = take(at.layers * S::column);
   at.first_dense = take(at.dense * 3 * S::matrix);
   at.extra = take(at.dense > 1 ? 2 * S::matrix : 0);
   at.sequence = (used / 4 | 1) * 4;
@@ -244,7 +245,29 @@ struct StackLane {
     }
   }
 
-  // Own entries of y + matrix' x: of a tile, of a matrix in shared memory, and across a matrix: y + matrix x.
+  // tile += matrix'
+  __device__ FASTLIN_INLINE void add_across(const float* matrix, Tile& to) const {
+    const float* from = matrix + first_row() * S::column + column;
+    FASTLIN_UNROLL
+    for (int i = 0; i < S::rows; ++i) {
+      if (S::parts > 1 && S::width < S::column && first_row() + i >= S::width) continue;
+      FASTLIN_UNROLL
+      for (int j = 0; j < S::columns; ++j) to[j][i] += from[i * S::column + j * S::lanes];
+    }
+  }
+
+  // Own entries of y + matrix' x: of own columns, of a tile, of a matrix in shared memory; and of y + matrix x.
+  __device__ FASTLIN_INLINE void apply_columns(const Columns& matrix, const float* x, Own& y) const {
+    FASTLIN_UNROLL
+    for (int k = 0; k < M; k += 4) {
+      const Quad quad = load_quad(x + k);
+      FASTLIN_UNROLL
+      for (int i = 0; i < 4 && k + i < M; ++i) {
+        FASTLIN_UNROLL
+        for (int j = 0; j < S::columns; ++j) y[j] = std::fma(quad.x[i], matrix[j][k + i], y[j]);
+      }
+    }
+  }
   __device__ FASTLIN_INLINE void apply(const Tile& matrix, const float* x, Own& y) const {
     Own sum;
     start(y, sum);
