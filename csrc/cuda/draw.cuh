@@ -38,11 +38,8 @@ using WidePhilox = Philox<WideWord>;
 using DrawnSequence = PhiloxSequence<WideWord>;
 using Sections = Sampler<float>;
 
-// The step of a source's draws.
-__device__ inline std::uint32_t step_of(const Source& source) { return source.step; }
-
 __device__ inline WidePhilox philox_of(const Source& source) {
-  return WidePhilox(source.seed, step_of(source), source.stream);
+  return WidePhilox(source.seed, current_step(source), source.stream);
 }
 
 // The same for a kernel's argument: its keys are then operands in constant memory, and take no registers. It

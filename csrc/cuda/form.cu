@@ -311,29 +311,6 @@ __global__ void __launch_bounds__(kThreads, 3)
   if (counts_tasks && thread < P.K) work.counts[blockIdx.x * P.K + thread] = count;
 }
 
-// Row b of `counts` from the tasks of a share of the batch.
-__global__ void __launch_bounds__(kThreads, 8)
-    count_kernel(const __grid_constant__ Work work, std::int64_t share) {
-  FASTLIN_SHARED_MEMORY(shared);
-  int* counts = reinterpret_cast<int*>(shared);  // [kWarps, kMostTasks]
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, tasks = static_cast<int>(work.P.K);
-  const std::int64_t begin = blockIdx.x * share;
-  const std::int64_t end = begin + share < work.P.B ? begin + share : work.P.B;
-  int count = 0;
-  FASTLIN_NO_UNROLL
-  for (std::int64_t first = begin + thread - lane; first < end; first += kThreads) {
-    const bool is_real = first + lane < end;
-    add_counts(tasks, is_real ? given_task(work, first + lane) : 0, is_real, count);
-  }
-  if (lane < tasks) counts[thread / 32 * kMostTasks + lane] = count;
-  __syncthreads();
-  if (thread >= tasks) return;
-  count = 0;
-  FASTLIN_UNROLL
-  for (int w = 0; w < kWarps; ++w) count += counts[w * kMostTasks + thread];
-  work.counts[blockIdx.x * work.P.K + thread] = count;
-}
-
 template <int M>
 int launch_width(const Work& work, bool counts_tasks, void* stream) {
   using F = Forming<M>;
@@ -374,12 +351,6 @@ int launch_form(const Work& work, bool counts_tasks, void* stream) {
     default:
       return launch_width<33>(work, counts_tasks, stream);
   }
-}
-
-int launch_count(const Work& work, void* stream) {
-  const std::int64_t share = share_of(work.P.B, kTile);
-  return launch(count_kernel, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
-                sizeof(int) * kWarps * kMostTasks, stream, work, share);
 }
 
 }  // namespace cuda

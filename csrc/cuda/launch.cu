@@ -38,7 +38,7 @@ const char* name_of(Path path) {
 template <class T>
 Path choose(const Problem<T>& P, const Results<T>& out, const Device& device) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    const bool is_generic = P.layers > 0 || (P.R > 1 && !P.is_gram) || P.H != 1 || P.K > kMostTasks || width_for(P.m) == 0 || P.shares_v ||
+    const bool is_generic = P.H != 1 || P.K > kMostTasks || width_for(P.m) == 0 || P.shares_v ||
                             out.dx != nullptr || out.dq != nullptr || device.shared_bytes < kSharedBytes;
     const bool draws = P.source != nullptr;
     if (is_generic || (draws && !drawn_serves(P, out, *P.source))) return Path::kGeneric;
@@ -195,7 +195,7 @@ int sample_tasks(const Source& S, std::int64_t B, std::int64_t* task, int device
 }
 
 #define FASTLIN_INSTANTIATE(T)                                                                          \
-  template std::string kernels_for(const Problem<T>&, const Results<T>&, int);                              \
+  template std::string kernels_for(const Problem<T>&, const Results<T>&, int);                          \
   template std::int64_t workspace_bytes(const Problem<T>&, const Results<T>&, int);                     \
   template int attention(const Problem<T>&, const Results<T>&, void*, int, void*);                      \
   template std::int64_t gram_bytes<T>(std::int64_t, std::int64_t, std::int64_t, int);                   \
