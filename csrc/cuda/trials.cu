@@ -63,19 +63,23 @@ __global__ void __launch_bounds__(kThreads, 1)
         stage.fold(now->count, stage.tile(0));
         __syncthreads();
       }
-      const Tile next = stage.tile_after(*now);
-      goes_on = next.count > 0;
-      const bool ends = !goes_on || next.task != now->task || now->count == 0;
-      if (goes_on) stage.copy(next, buffer ^ 1);
-      if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
+      {
+        const Tile next = stage.tile_after(*now);
+        if (next.count > 0) stage.copy(next, buffer ^ 1);
+        if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
+      }
       float* tile = stage.tile(plan.folds ? 0 : buffer);
       trial.add(work, plan, lane, now->count, shared, tile,
                 [&](int place) { return stage.sequence(now->first + place); });
-      if (ends) {
-        if (now->count > 0) trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
-        const int task = stage.tile_after(*now).task;
-        trial.begin_run(work, plan, lane, task, shared);
-        trial.coefficient = 2 * control->coefficients[task];
+      now = control->tiles + opaque(buffer);
+      const Tile next = stage.tile_after(*now);
+      goes_on = next.count > 0;
+      if (now->count > 0 && (!goes_on || next.task != now->task)) {
+        trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
+      }
+      if (goes_on && (now->count == 0 || next.task != now->task)) {
+        trial.begin_run(work, plan, lane, next.task, shared);
+        trial.coefficient = 2 * control->coefficients[next.task];
       }
     }
     trial.end_part(work, plan, lane, stage.tile(0), work.partial + control->sums);
@@ -113,6 +117,7 @@ Plan Plan::of(const Problem<float>& P, bool has_records) {
     plan.slab = slab, plan.slabs = (R + slab - 1) / slab, plan.sets = sets;
     plan.tile = tile / (sets * S::together) * (sets * S::together);
   }
+  plan.step = plan.sets * S::together * S::floats;
   plan.tiles = S::parameters(plan.slab);
   plan.buffer = std::max((plan.tile + 1) * S::floats, kReduced);
   plan.copied = plan.tiles + plan.buffer * (plan.folds ? 1 : 2);
@@ -163,8 +168,10 @@ int launch_trials(const Work& work, std::int64_t first_chunk, std::int64_t chunk
 }
 
 bool trials_serve(const Problem<float>& P, const Results<float>& out) {
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 30;  // kernels multiply them as 32-bit numbers
+  const bool is_near = std::max(P.x_batch, P.q_batch) < kMostStride && P.R * P.m * P.m < kMostStride;
   return P.layers == 0 && P.H == 1 && P.h == nullptr && out.dx == nullptr && out.dq == nullptr && P.R >= 1 &&
-         P.K <= kMostTasks && width_for(P.m) != 0;
+         P.K <= kMostTasks && width_for(P.m) != 0 && (!P.is_gram || is_near);
 }
 
 }  // namespace cuda

@@ -164,17 +164,12 @@ struct OneLane : Trial<M> {
                       const float* tile, Sequence sequence) {
     const bool reverses = !kPlain && work.P.gy != nullptr, stores = !kPlain && work.out.yhat != nullptr;
     const bool gradients = kPlain || work.gradients(), sums_rq = !kPlain && work.at.q >= 0;
-    const int step = plan.sets * T;
+    const int begin = (lane.is_real() ? lane.set() * T : count) * S::floats;
+    const float* const end = tile + count * S::floats;
     FASTLIN_NO_UNROLL
-    for (int place = lane.is_real() ? lane.set() * T : count; place < count; place += step) {
-      const float* here = tile + place * S::floats;
-      float given[T] = {};
-      if (reverses) {
-        FASTLIN_UNROLL
-        for (int s = 0; s < T; ++s) {
-          if (place + s < count) given[s] = work.P.gy[lane.r(plan) * work.P.B + sequence(place + s)];
-        }
-      }
+    for (const float* group = tile + begin; group < end; group += plan.step) {
+      const int place = static_cast<int>(group - tile) / S::floats;
+      const float* here = group;
       const float* W = shared + lane.trial() * S::W;  // new in each turn: else W would be taken out of the loop
       float a[T][M] = {};                             // W' q
       FASTLIN_UNROLL
@@ -190,6 +185,10 @@ struct OneLane : Trial<M> {
       }
       FASTLIN_UNROLL
       for (int s = 0; s < T; ++s, here += S::floats) {
+        float given = 0;
+        if (reverses && place + s < count) {
+          given = work.P.gy[lane.r(plan) * work.P.B + sequence(place + s)];
+        }
         float c[M], e[M] = {};  // c0 + G v, G a
         Quad x;
         FASTLIN_UNROLL
@@ -213,7 +212,7 @@ struct OneLane : Trial<M> {
           work.out.yhat[lane.r(plan) * work.P.B + sequence(place + s)] = plan.scale * product;
         }
         if (!gradients) continue;
-        const float r = reverses ? given[s] : coefficient * diff;
+        const float r = reverses ? given : coefficient * diff;
         // Beside c0 and the sums of r q there is no room for q: it is read again.
         const float* q = kPlain ? here + S::q : tile + opaque(static_cast<int>(here - tile) + S::q);
         FASTLIN_UNROLL

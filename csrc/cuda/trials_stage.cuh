@@ -45,6 +45,7 @@ struct Plan {
   int sets, tile;                      // sets of lanes that share a tile's sequences; sequences of a tile
   bool folds;                          // what is copied is not what the loop reads
   int tiles, buffer, copied, control;  // the tiles, floats of one, what is copied, `Control`
+  int step;                            // of one lane: floats from its sequences to its next ones
   Copies copies;
   int bytes;
   float scale;
@@ -87,7 +88,7 @@ struct Stage {
 
   __device__ float* tile(int buffer) const { return shared + plan.tiles + buffer * plan.buffer; }
   // Which sequence of the part is at a place of the order.
-  __device__ int at(int place) const { return work.P.K == 1 ? place : control->order[place]; }
+  __device__ int at(int place) const { return control->order[place]; }
   __device__ std::int64_t sequence(int place) const { return control->part + at(place); }
 
   __device__ int task_of(std::int64_t i) const {
@@ -110,7 +111,10 @@ struct Stage {
       control->start[0] = 0, control->start[K] = size;
       control->tiles[0] = {0, 0, 0};
     }
-    if (K > 1) {
+    if (K == 1) {
+      FASTLIN_NO_UNROLL
+      for (int i = threadIdx.x; i < size; i += kThreads) control->order[i] = static_cast<std::uint16_t>(i);
+    } else {
       const int piece = (size + 32 * kWarps - 1) / (32 * kWarps) * 32;
       const int begin = warp * piece, end = std::min(begin + piece, size);
       int sum = 0;
@@ -186,8 +190,8 @@ struct Stage {
     const Problem<float>& P = work.P;
     // New for each tile: else the compiler keeps what depends on it, and registers are full.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
-    const int m = static_cast<int>(P.m), x_batch = static_cast<int>(P.x_batch);
-    const bool sorted = P.K > 1;
+    const int m = static_cast<int>(P.m), x_batch = opaque(static_cast<int>(P.x_batch));
+    const int left = opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
     const std::int64_t part = control->part;
     const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
     // q, and y behind it.
@@ -199,27 +203,27 @@ struct Stage {
       const int j = lane + 32 * u;
       const bool is_q = j < m;
       behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
-      step[u] = is_q ? static_cast<int>(P.q_batch) : 1;
+      step[u] = opaque(is_q ? static_cast<int>(P.q_batch) : 1);
       there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
     }
     to += warp * S::stored_floats;
     const std::uint16_t* order = control->order + tile.first + warp;
-    int next = sorted ? *order : tile.first + warp;
+    int next = *order;
     FASTLIN_NO_UNROLL
     for (int s = warp; s < tile.count; s += kWarps) {
       const int i = next;
       order += kWarps;
-      next = sorted ? *order : i + kWarps;
+      next = *order;
       const float* G = x + static_cast<std::int64_t>(i) * x_batch;
       if (plan.copies == Copies::kQuads) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          if (4 * lane < m * m - u) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+          if (u < left) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
         }
       } else if (plan.copies == Copies::kWhole) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 32) {
-          if (lane < m * m - u) __pipeline_memcpy_async(to + lane + u, G + u, 4);
+          if (u < left) __pipeline_memcpy_async(to + lane + u, G + u, 4);
         }
       } else {
         FASTLIN_NO_UNROLL
