@@ -43,14 +43,14 @@ struct Entry {
 
 // Adds a piece's tokens to the quads of a warp's part: the numbers from `first` to `last` of the triangle.
 template <int M, int kPart, int kLoads>
-__device__ inline void add_piece(const float* own, int tokens, float (&G)[4 * Forming<M>::own]) {
+__device__ inline void add_piece(const float* own, int m, int tokens, float (&G)[4 * Forming<M>::own]) {
   using F = Forming<M>;
   constexpr int end = 4 * F::begin(kPart + 1), triangle = F::Record::triangle;
   constexpr Entry first(4 * F::begin(kPart), M), last((end < triangle ? end : triangle) - 1, M);
   FASTLIN_NO_UNROLL
   for (int t = 0; t < tokens; t += kTokens<M>) {
     float x[kTokens<M> * M];
-    load_tokens<M, kLoads>(own + t * M, x);
+    load_tokens<M, kLoads>(own + t * (kLoads == 2 ? M : m), m, x);
     FASTLIN_UNROLL
     for (int u = 0; u < kTokens<M>; ++u) {
       const float* z = x + u * M;
@@ -66,12 +66,12 @@ __device__ inline void add_piece(const float* own, int tokens, float (&G)[4 * Fo
 }
 
 template <int M, int kPart>
-__device__ inline void add_part(const Pieces& how, const float* own, int tokens,
+__device__ inline void add_part(const Pieces& how, const float* own, int m, int tokens,
                                 float (&G)[4 * Forming<M>::own]) {
   if constexpr (kReadsPairs<M>) {
-    if (how.loads == 2) return add_piece<M, kPart, 2>(own, tokens, G);
+    if (how.loads == 2) return add_piece<M, kPart, 2>(own, m, tokens, G);
   }
-  add_piece<M, kPart, 1>(own, tokens, G);
+  add_piece<M, kPart, 1>(own, m, tokens, G);
 }
 
 // Number i of a record behind the triangle: q, y, task, zeros.
@@ -116,10 +116,11 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
   float* made = heads + how.heads * kHead<M>;
   const Problem<float>& P = work.P;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int m = static_cast<int>(P.m);
   const std::int64_t begin = work.first + blockIdx.x * share, last = work.first + work.records_count;
   const std::int64_t end = begin + share < last ? begin + share : last;
 
-  clear(stages, (kStages * how.stage_floats() + how.heads * kHead<M>) / 4);
+  clear(heads, how.heads * kHead<M> / 4);
   __syncthreads();
   Place next{begin};
   const auto copy = [&](int stage) {
@@ -158,16 +159,16 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
     const float* own = stages + stage * how.stage_floats() + lane * how.stride;
     switch (warp) {
       case 0:
-        add_part<M, 0>(how, own, tokens, G);
+        add_part<M, 0>(how, own, m, tokens, G);
         break;
       case 1:
-        add_part<M, 1>(how, own, tokens, G);
+        add_part<M, 1>(how, own, m, tokens, G);
         break;
       case 2:
-        add_part<M, 2>(how, own, tokens, G);
+        add_part<M, 2>(how, own, m, tokens, G);
         break;
       default:
-        add_part<M, 3>(how, own, tokens, G);
+        add_part<M, 3>(how, own, m, tokens, G);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (here.piece + 1 < how.count) continue;
