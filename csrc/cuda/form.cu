@@ -41,22 +41,24 @@ struct Entry {
   }
 };
 
-// Adds a piece's tokens to the quads of a warp's part.
+// Adds a piece's tokens to the quads of a warp's part: the numbers from `first` to `last` of the triangle.
 template <int M, int kPart, int kLoads>
-__device__ inline void add_piece(const float* own, int tokens, float (&G)[4 * Forming<M>::own]) {
-  constexpr int begin = 4 * Forming<M>::begin(kPart), end = 4 * Forming<M>::begin(kPart + 1);
+__device__ inline void add_piece(const float* own, int m, int tokens, float (&G)[4 * Forming<M>::own]) {
+  using F = Forming<M>;
+  constexpr int end = 4 * F::begin(kPart + 1), triangle = F::Record::triangle;
+  constexpr Entry first(4 * F::begin(kPart), M), last((end < triangle ? end : triangle) - 1, M);
   FASTLIN_NO_UNROLL
   for (int t = 0; t < tokens; t += kTokens<M>) {
     float x[kTokens<M> * M];
-    load_tokens<M, kLoads>(own + t * M, x);
+    load_tokens<M, kLoads>(own + t * (kLoads == 2 ? M : m), m, x);
     FASTLIN_UNROLL
     for (int u = 0; u < kTokens<M>; ++u) {
+      const float* z = x + u * M;
       FASTLIN_UNROLL
-      for (int i = 0, at = 0; i < M; ++i) {
+      for (int i = first.i, at = 0; i <= last.i; ++i) {
         FASTLIN_UNROLL
-        for (int j = i; j < M; ++j, ++at) {
-          if (at < begin || at >= end) continue;
-          G[at - begin] = std::fma(x[u * M + i], x[u * M + j], G[at - begin]);
+        for (int j = i == first.i ? first.j : i; j <= (i == last.i ? last.j : M - 1); ++j, ++at) {
+          G[at] = std::fma(z[i], z[j], G[at]);
         }
       }
     }
@@ -64,13 +66,12 @@ __device__ inline void add_piece(const float* own, int tokens, float (&G)[4 * Fo
 }
 
 template <int M, int kPart>
-__device__ inline void add_part(const Pieces& how, const float* own, int tokens,
+__device__ inline void add_part(const Pieces& how, const float* own, int m, int tokens,
                                 float (&G)[4 * Forming<M>::own]) {
-  if (how.loads == 2) {
-    add_piece<M, kPart, 2>(own, tokens, G);
-  } else {
-    add_piece<M, kPart, 1>(own, tokens, G);
+  if constexpr (kReadsPairs<M>) {
+    if (how.loads == 2) return add_piece<M, kPart, 2>(own, m, tokens, G);
   }
+  add_piece<M, kPart, 1>(own, m, tokens, G);
 }
 
 // Number i of a record behind the triangle: q, y, task, zeros.
@@ -115,10 +116,11 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
   float* made = heads + how.heads * kHead<M>;
   const Problem<float>& P = work.P;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int m = static_cast<int>(P.m);
   const std::int64_t begin = work.first + blockIdx.x * share, last = work.first + work.records_count;
   const std::int64_t end = begin + share < last ? begin + share : last;
 
-  clear(stages, (kStages * how.stage_floats() + how.heads * kHead<M>) / 4);
+  clear(heads, how.heads * kHead<M> / 4);
   __syncthreads();
   Place next{begin};
   const auto copy = [&](int stage) {
@@ -157,16 +159,16 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
     const float* own = stages + stage * how.stage_floats() + lane * how.stride;
     switch (warp) {
       case 0:
-        add_part<M, 0>(how, own, tokens, G);
+        add_part<M, 0>(how, own, m, tokens, G);
         break;
       case 1:
-        add_part<M, 1>(how, own, tokens, G);
+        add_part<M, 1>(how, own, m, tokens, G);
         break;
       case 2:
-        add_part<M, 2>(how, own, tokens, G);
+        add_part<M, 2>(how, own, m, tokens, G);
         break;
       default:
-        add_part<M, 3>(how, own, tokens, G);
+        add_part<M, 3>(how, own, m, tokens, G);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (here.piece + 1 < how.count) continue;
@@ -196,12 +198,18 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
       float* to = work.records + (here.first + first - work.first) * floats;
       FASTLIN_NO_UNROLL
       for (int i = thread; i < stored * F::all; i += kThreads)
-        store_quad(to + 4 * i, load_quad(made + 4 * i));
+        store_quad_global(to + 4 * i, load_quad(made + 4 * i));
     }
   }
   __pipeline_wait_prior(0);
   if (counts_tasks && thread < P.K) work.counts[blockIdx.x * P.K + thread] = count;
 }
+
+// Two indices of each of four numbers, in 16 bits each; kZero: the number is zero.
+struct alignas(16) Indices {
+  int of[4];
+};
+constexpr int kZero = -0x7fffffff - 1;
 
 // Shared memory of stored matrices, in floats.
 template <int M>
@@ -258,9 +266,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   FASTLIN_NO_UNROLL
   for (int at = thread; at < 4 * F::quads; at += kThreads) {
     const Entry entry(at, M);
-    const bool exists = entry.j < m;  // else the entry is zero
-    tables[at] = exists ? (entry.i * m + entry.j) | (entry.j * m + entry.i) << 16 : -1;
-    tables[4 * F::quads + at] = exists ? entry.i | entry.j << 16 : 0;
+    const bool exists = entry.j < m;
+    tables[at] = exists ? (entry.i * m + entry.j) | (entry.j * m + entry.i) << 16 : kZero;
+    tables[4 * F::quads + at] = exists ? entry.i | entry.j << 16 : kZero;
   }
   __syncthreads();
   std::int64_t next = begin;
@@ -291,19 +299,26 @@ __global__ void __launch_bounds__(kThreads, 3)
       const int s = at / F::all, k = at % F::all;
       const float *G = matrices + s * m * m, *q = head + s * kQuery<M>;
       Quad quad;
-      FASTLIN_UNROLL
-      for (int u = 0; u < 4; ++u) {
-        if (k >= F::quads) {
-          quad.x[u] = behind<M>(work, head, s, 4 * (k - F::quads) + u);
-          continue;
+      if (k < F::quads) {
+        const Indices both = *reinterpret_cast<const Indices*>(tables + 4 * k);
+        FASTLIN_UNROLL
+        for (int u = 0; u < 4; ++u) {
+          const float entry = G[both.of[u] & 0xffff], mirror = G[both.of[u] >> 16 & 0x7fff];
+          quad.x[u] = both.of[u] < 0 ? 0.0f : 0.5f * (entry + mirror);
         }
-        const int both = tables[4 * k + u], row_column = tables[4 * (F::quads + k) + u];
-        float entry = 0;
-        if (both >= 0) entry = 0.5f * (G[both & 0xffff] + G[both >> 16]);
-        if (P.see_query && both >= 0) entry = std::fma(q[row_column & 0xffff], q[row_column >> 16], entry);
-        quad.x[u] = entry;
+        if (P.see_query) {
+          const Indices pairs = *reinterpret_cast<const Indices*>(tables + 4 * (F::quads + k));
+          FASTLIN_UNROLL
+          for (int u = 0; u < 4; ++u) {
+            const float more = std::fma(q[pairs.of[u] & 0xffff], q[pairs.of[u] >> 16 & 0x7fff], quad.x[u]);
+            quad.x[u] = pairs.of[u] < 0 ? 0.0f : more;
+          }
+        }
+      } else {
+        FASTLIN_UNROLL
+        for (int u = 0; u < 4; ++u) quad.x[u] = behind<M>(work, head, s, 4 * (k - F::quads) + u);
       }
-      store_quad(to + 4 * at, quad);
+      store_quad_global(to + 4 * at, quad);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }

@@ -1,11 +1,11 @@
 // Tokens of 32 sequences, a tile, in shared memory: a piece of the context at a time, copied asynchronously
 // into a ring of stages while an earlier piece is read. The query is the last token where the call sees it.
 //
-// Sequence s starts at float s * stride of a stage, and its tokens follow each other M floats apart. Tokens
+// Sequence s starts at float s * stride of a stage, and its tokens follow each other m floats apart. Tokens
 // that lie one after another in memory are copied by 16 bytes, whole ones, so that a piece may bring up to
 // three floats more at both ends: rows of a stage lie alike to multiples of 16 bytes in both memories, and
-// far enough apart. Other tokens (rows apart, narrower than M, not at a multiple of 16 bytes, the last tile,
-// whose memory ends, and the last piece where something follows the tokens) are copied by 4 bytes.
+// far enough apart. Those that do not start at a multiple of 16 bytes, the last tile, whose memory ends, and
+// the last piece where something follows the tokens are copied by 4 bytes; so are rows apart, in more steps.
 //
 // A lane reads its own sequence, so the stride decides how lanes meet in banks:
 //
@@ -15,7 +15,8 @@
 //   0 (mod 4)                                     4 (mod 8)     8 bytes, two lanes
 //   copies of 4 bytes alone                       odd           4 bytes, none
 //
-// Tokens of width 21 and 33 are read by 4 bytes: two lanes meet at 2 (mod 4); 0 (mod 4) is copied by 4 bytes.
+// Widths that are not compiled, 21 and 33 are read by 4 bytes: two lanes meet at 2 (mod 4), and 0 (mod 4) is
+// copied by 4 bytes, where four would.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -52,7 +53,7 @@ struct Pieces {
 template <int M>
 constexpr int kTokens = M <= 12 ? 2 : 1;
 
-// Whether lanes can read 8 bytes at a time.
+// Whether lanes can read 8 bytes at a time, of width m = M.
 template <int M>
 constexpr bool kReadsPairs = kTokens<M> * M % 2 == 0;
 // Floats of a query in shared memory: lanes with queries of their own meet in no bank.
@@ -88,11 +89,12 @@ Pieces cut(const Problem<float>& P, std::int64_t first, int most) {
   how.follows = how.all != P.n || how.all % kTokens<M> != 0;
   const auto address =
       reinterpret_cast<std::uintptr_t>(P.x) + 4 * static_cast<std::uintptr_t>(first * P.x_batch);
-  const int apart = static_cast<int>(P.x_batch % 4), floats = how.tokens * M;
-  how.quads = P.m == M && P.x_row == M && P.n > 0 && P.x_batch >= P.n * M && address % 16 == 0 &&
-              (how.count == 1 || floats % 4 == 0) && (apart != 0 || kReadsPairs<M>);
+  const int apart = static_cast<int>(P.x_batch % 4), floats = how.tokens * static_cast<int>(P.m);
+  const bool reads_pairs = kReadsPairs<M> && P.m == M;
+  how.quads = P.x_row == P.m && P.n > 0 && P.x_batch >= P.n * P.m && address % 16 == 0 &&
+              (how.count == 1 || floats % 4 == 0) && (apart != 0 || reads_pairs);
   how.stride = how.quads ? stride_of(floats, apart) : floats | 1;
-  how.loads = kReadsPairs<M> && how.stride % 2 == 0 ? 2 : 1;
+  how.loads = reads_pairs && how.stride % 2 == 0 ? 2 : 1;
   return how;
 }
 
@@ -113,18 +115,17 @@ struct Place {
 template <int M, int kMost>
 __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, const Place& place,
                                   std::int64_t end, float* stage, float* head) {
-  const int team = static_cast<int>(threadIdx.x) / kTeam, lane = static_cast<int>(threadIdx.x) % kTeam;
+  const int thread = static_cast<int>(threadIdx.x), team = thread / kTeam, lane = thread % kTeam;
   const int m = static_cast<int>(P.m), n = static_cast<int>(P.n);
   const int sequences = static_cast<int>(end - place.first < kTile ? end - place.first : kTile);
   const int begin = place.piece * how.tokens, tokens = std::min(how.tokens, n - begin);
   const bool follows = place.piece == how.count - 1 && how.follows;
-  const std::int64_t own = place.first + team;  // and the sequences `teams` further on
-  const float* from = P.x + (n > 0 ? own * P.x_batch + begin * P.x_row : 0);
+  const float* tile = P.x + (n > 0 ? place.first * P.x_batch + begin * P.x_row : 0);
   if (how.quads && !follows && place.first + kTile < P.B) {
-    // Sequences `teams` apart lie alike: 16 rows are a multiple of 16 bytes.
-    const int before = static_cast<int>(team * P.x_batch) & 3, quads = (before + tokens * M + 3) / 4;
+    // Sequences kTeams apart lie alike: 16 rows are a multiple of 16 bytes.
+    const int before = static_cast<int>(team * P.x_batch) & 3, quads = (before + tokens * m + 3) / 4;
     float* to = stage + team * how.stride - before + 4 * lane;
-    from += 4 * lane - before;
+    const float* from = tile + team * P.x_batch + 4 * lane - before;
     FASTLIN_UNROLL
     for (int half = 0; half < kTile / kTeams; ++half) {
       FASTLIN_UNROLL
@@ -133,30 +134,43 @@ __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, co
       }
       to += kTeams * how.stride, from += kTeams * P.x_batch;
     }
+  } else if (P.x_row == P.m) {
+    const int own = thread % 32, floats = tokens * m;
+    FASTLIN_NO_UNROLL
+    for (int s = thread / 32; s < sequences; s += kWarps) {
+      float* to = stage + s * how.stride + own;
+      const float* from = tile + s * P.x_batch + own;
+      FASTLIN_UNROLL
+      for (int i = 0; i < kMost * M; i += 32) {
+        if (i + own < floats) __pipeline_memcpy_async(to + i, from + i, 4);
+      }
+    }
   } else {
     // Opaque: else the compiler keeps the quotients in registers, and spills others.
-    const int width = opaque(m), row = static_cast<int>(P.x_row), rows = kTeam / width,
-              floats = kTeam % width;
+    const int width = opaque(m), row = static_cast<int>(P.x_row);
     FASTLIN_NO_UNROLL
-    for (int s = team; s < sequences; s += kTeams, from += kTeams * P.x_batch) {
-      float* to = stage + s * how.stride;
-      int j = lane % width, source = lane / width * row + j, target = lane / width * M + j;
+    for (int s = team; s < sequences; s += kTeams) {
+      const float* from = tile + s * P.x_batch;
       FASTLIN_NO_UNROLL
-      while (target < tokens * M) {
-        __pipeline_memcpy_async(to + target, from + source, 4);
-        j += floats, source += rows * row + floats, target += rows * M + floats;
-        if (j >= width) j -= width, source += row - width, target += M - width;
+      for (int i = lane, t = lane / width, j = lane % width; t < tokens; i += kTeam) {
+        __pipeline_memcpy_async(stage + s * how.stride + i, from + t * row + j, 4);
+        for (j += kTeam; j >= width; j -= width) ++t;
       }
-      if (!follows) continue;
+    }
+  }
+  if (follows) {
+    // The query, and zeros up to a whole number of tokens that a warp takes.
+    const int zeros = how.all % kTokens<M> != 0 ? m : 0;
+    FASTLIN_NO_UNROLL
+    for (int s = team; s < sequences; s += kTeams) {
+      float* to = stage + s * how.stride;
       const float* query = P.q + (place.first + s) * P.q_batch;
       FASTLIN_NO_UNROLL
-      for (int i = lane; i < m && P.see_query; i += kTeam) {
-        __pipeline_memcpy_async(to + tokens * M + i, query + i, 4);
+      for (int j = lane; j < m && P.see_query; j += kTeam) {
+        __pipeline_memcpy_async(to + tokens * m + j, query + j, 4);
       }
-      // Zeros up to a whole number of tokens that a warp takes.
-      const int after = (how.all - begin) * M, zeros = how.all % kTokens<M> != 0 ? M : 0;
       FASTLIN_NO_UNROLL
-      for (int i = lane; i < zeros; i += kTeam) to[after + i] = 0;
+      for (int j = lane; j < zeros; j += kTeam) to[(how.all - begin) * m + j] = 0;
     }
   }
   if (place.piece > 0) return;
@@ -166,9 +180,9 @@ __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, co
     FASTLIN_NO_UNROLL
     for (int j = lane; j < m; j += kTeam) __pipeline_memcpy_async(head + s * kQuery<M> + j, query + j, 4);
   }
-  if (static_cast<int>(threadIdx.x) < sequences) {
-    const std::int64_t sequence = place.first + threadIdx.x;
-    float* scalars = head + kTile * kQuery<M> + threadIdx.x;
+  if (thread < sequences) {
+    const std::int64_t sequence = place.first + thread;
+    float* scalars = head + kTile * kQuery<M> + thread;
     const float* target = P.y != nullptr ? P.y : P.gy;
     if (target != nullptr) __pipeline_memcpy_async(scalars, target + sequence, 4);
     // Of an index below 8 the first half is enough.
@@ -182,9 +196,19 @@ __device__ inline void clear(float* to, int quads) {
   for (int i = static_cast<int>(threadIdx.x); i < quads; i += kThreads) store_quad(to + 4 * i, Quad{});
 }
 
-// kTokens tokens of a lane's sequence, of which kLoads floats are loaded at a time.
+// The least width that is compiled as M.
+template <int M>
+constexpr int kNarrowest = M == 33   ? 23
+                           : M == 22 ? 22
+                           : M == 21 ? 13
+                           : M == 12 ? 12
+                           : M == 11 ? 8
+                           : M == 7  ? 7
+                                     : 1;
+
+// kTokens tokens of a lane's sequence, with zeros beyond width m; of width M pairs of floats, if they are so.
 template <int M, int kLoads>
-__device__ inline void load_tokens(const float* from, float (&x)[kTokens<M> * M]) {
+__device__ inline void load_tokens(const float* from, int m, float (&x)[kTokens<M> * M]) {
   if constexpr (kLoads == 2) {
     FASTLIN_UNROLL
     for (int i = 0; i < kTokens<M> * M; i += 2) {
@@ -193,7 +217,10 @@ __device__ inline void load_tokens(const float* from, float (&x)[kTokens<M> * M]
     }
   } else {
     FASTLIN_UNROLL
-    for (int i = 0; i < kTokens<M> * M; ++i) x[i] = from[i];
+    for (int t = 0; t < kTokens<M>; ++t) {
+      FASTLIN_UNROLL
+      for (int j = 0; j < M; ++j) x[t * M + j] = j < kNarrowest<M> || j < m ? from[t * m + j] : 0.0f;
+    }
   }
 }
 

@@ -54,3 +54,13 @@ struct alignas(16) Quad {
 // 128 bits of shared or global memory at a multiple of 16 bytes.
 __device__ inline Quad load_quad(const float* from) { return *reinterpret_cast<const Quad*>(from); }
 __device__ inline void store_quad(float* to, const Quad& quad) { *reinterpret_cast<Quad*>(to) = quad; }
+// To global memory: the compiler makes four stores of `store_quad` there.
+__device__ inline void store_quad_global(float* to, const Quad& quad) {
+#ifdef __CUDA_ARCH__
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(quad.x[0]),
+               "f"(quad.x[1]), "f"(quad.x[2]), "f"(quad.x[3])
+               : "memory");
+#else
+  store_quad(to, quad);
+#endif
+}

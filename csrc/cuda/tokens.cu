@@ -79,16 +79,25 @@ __device__ inline void add_tokens(const float (&x)[kTokens<M> * M], const float 
   }
 }
 
-// A warp's tokens of a piece: group after group of kTokens, from `begin` on.
+// A warp's tokens of a piece: group after group of kTokens.
 template <int M, int kLoads, bool kGradients>
-__device__ inline void add_piece(const float* own, int begin, int tokens, const float (&v)[M],
-                                 const float (&a)[M], float (&c)[M], float (&e)[M], float& dot) {
+__device__ inline void add_groups(const float* own, int m, int tokens, const float (&v)[M],
+                                  const float (&a)[M], float (&c)[M], float (&e)[M], float& dot) {
   FASTLIN_NO_UNROLL
-  for (int t = begin; t < tokens; t += kWarps * kTokens<M>) {
+  for (int t = static_cast<int>(threadIdx.x) / 32 * kTokens<M>; t < tokens; t += kWarps * kTokens<M>) {
     float x[kTokens<M> * M];
-    load_tokens<M, kLoads>(own + t * M, x);
+    load_tokens<M, kLoads>(own + t * (kLoads == 2 ? M : m), m, x);
     add_tokens<M, kGradients>(x, v, a, c, e, dot);
   }
+}
+
+template <int M, bool kGradients>
+__device__ inline void add_piece(const Pieces& how, const float* own, int m, int tokens, const float (&v)[M],
+                                 const float (&a)[M], float (&c)[M], float (&e)[M], float& dot) {
+  if constexpr (kReadsPairs<M>) {
+    if (how.loads == 2) return add_groups<M, 2, kGradients>(own, m, tokens, v, a, c, e, dot);
+  }
+  add_groups<M, 1, kGradients>(own, m, tokens, v, a, c, e, dot);
 }
 
 // a = W' q: a row of W is the same for all lanes.
@@ -249,7 +258,6 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
   const bool gradients = work.gradients(), has_targets = P.has_targets(),
              sums_up = work.at.width > 0 || gradients;
 
-  clear(memory + at.stages, kStages * how.stage_floats() / 4);
   clear(memory + at.heads, how.heads * kHead<M> / 4);
   __syncthreads();
   Place next{begin};
@@ -299,18 +307,12 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
       }
     }
 
-    const int tokens = std::min(how.tokens, how.all - here.piece * how.tokens);
+    const int m = static_cast<int>(P.m), tokens = std::min(how.tokens, how.all - here.piece * how.tokens);
     const float* own = memory + at.stages + stage * how.stage_floats() + lane * how.stride;
     if (gradients) {
-      if (how.loads == 2) {
-        add_piece<M, 2, true>(own, warp * kTokens<M>, tokens, v, a, c, e, dot);
-      } else {
-        add_piece<M, 1, true>(own, warp * kTokens<M>, tokens, v, a, c, e, dot);
-      }
-    } else if (how.loads == 2) {
-      add_piece<M, 2, false>(own, warp * kTokens<M>, tokens, v, a, c, e, dot);
+      add_piece<M, true>(how, own, m, tokens, v, a, c, e, dot);
     } else {
-      add_piece<M, 1, false>(own, warp * kTokens<M>, tokens, v, a, c, e, dot);
+      add_piece<M, false>(how, own, m, tokens, v, a, c, e, dot);
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (here.piece + 1 < how.count) continue;
@@ -370,7 +372,7 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
   Pieces how{}, widest{};
   for (int tokens = Shape<M>::piece;; tokens /= 2) {
     widest = how = cut<M>(work.P, 0, tokens);
-    widest.stride = widest_stride(how.tokens * M);
+    widest.stride = widest_stride(how.tokens * static_cast<int>(work.P.m));
     if (bytes_of(widest) <= kSharedBytes || tokens == kTokens<M>) break;
   }
   return launch(tokens_kernel<M>, dim3(static_cast<unsigned>(chunks)), dim3(kThreads), bytes_of(how), stream,

@@ -98,7 +98,6 @@ __attribute__((naked, noinline, no_sanitize("thread"), no_sanitize("address"))) 
       "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
 }
 
-// The host writes to a stack that its fiber will use.
 FASTLIN_UNWATCHED inline void prepare(Context& context, unsigned char* stack, void (*entry)()) {
   auto** top = reinterpret_cast<void**>(stack + Stacks::kUsable);
   *--top = nullptr;  // return address of `entry`, which never returns
