@@ -139,10 +139,10 @@ class Forming {
     for (int q = thread; q < count * (E::floats / 4); q += E::threads) to[q] = from[q];
   }
 
-  // Row blockIdx.x of the counts. All threads.
-  __device__ void write_counts(int* rows) const {
+  // The block's row of counts. All threads.
+  __device__ void write_counts(int* row) const {
     __syncthreads();
-    if (thread < source.K) rows[blockIdx.x * source.K + thread] = counts[thread];
+    if (thread < source.K) row[thread] = counts[thread];
   }
 
  private:
@@ -422,20 +422,25 @@ class Forming {
 
 // Threads (128 or 256): a block takes tiles gridDim.x apart.
 template <int M, bool kBias>
-__global__ void __launch_bounds__(FormShape<M, kBias>::threads, M <= 12 ? 4 : 2)
+__global__ void __launch_bounds__(FormShape<M, kBias>::threads, M <= 12 ? 5 : 2)
     form_drawn_kernel(const __grid_constant__ Work work, const __grid_constant__ FormMemory at,
                       const __grid_constant__ WidePhilox keys, bool counts_tasks) {
   FASTLIN_SHARED_MEMORY(memory);
   constexpr int T = FormShape<M, kBias>::tile;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * T, end = work.records_count;
+  int* counts = counts_tasks ? work.counts + blockIdx.x * work.source.K : nullptr;  // the block's row
+  if (begin >= end) {
+    if (counts_tasks && threadIdx.x < work.source.K) counts[threadIdx.x] = 0;
+    return;
+  }
   Forming<M, kBias> forming(work, at, keys, reinterpret_cast<float*>(memory));
   forming.start();
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * T;
   FASTLIN_NO_UNROLL
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * T; i < work.records_count; i += step) {
-    const int count = static_cast<int>(std::min<std::int64_t>(work.records_count - i, +T));
+  for (std::int64_t i = begin; i < end; i += static_cast<std::int64_t>(gridDim.x) * T) {
+    const int count = static_cast<int>(std::min<std::int64_t>(end - i, +T));
     forming.tile(work.first + i, count, counts_tasks, work.records + i * RecordOf<M>::floats);
   }
-  if (counts_tasks) forming.write_counts(work.counts);
+  if (counts_tasks) forming.write_counts(counts);
 }
 
 template <int M, bool kBias>
@@ -447,8 +452,11 @@ template <int M, bool kBias>
 struct LaunchForm {
   static int call(const Work& work, bool counts_tasks, void* stream) {
     const FormMemory at = form_memory<M, kBias>(work.source);
-    // Also blocks without a tile write their row of the counts.
-    return launch(form_drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(kCountRows)),
+    constexpr int T = FormShape<M, kBias>::tile;
+    const std::int64_t tiles = (work.records_count + T - 1) / T;
+    // With counts, blocks without a tile write zeros.
+    const std::int64_t grid = counts_tasks ? kCountRows : std::clamp<std::int64_t>(tiles, 1, +kCountRows);
+    return launch(form_drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(grid)),
                   dim3(FormShape<M, kBias>::threads), at.bytes(), stream, work, at, keys_of(work.source),
                   counts_tasks);
   }
