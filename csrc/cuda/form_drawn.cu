@@ -293,6 +293,9 @@ class Forming {
     constexpr int kFirst = kBand * E::band, kRows = d - kFirst < E::band ? d - kFirst : E::band;
     constexpr int kColumns = (d - kFirst + E::split - 1) / E::split;
     const int offset = kFirst + (E::split > 1 ? worker % E::split : 0);  // of the worker's first column
+    // Column t of the worker; the last one may be beyond the features, and repeats them.
+    const int last = std::min(offset + (kColumns - 1) * E::split, d - 1);
+    const auto column = [&](int t) { return t + 1 < kColumns ? offset + t * E::split : last; };
     float G[kRows][kColumns] = {}, with_label[kRows] = {};
     const auto add = [&](const float (&left)[kRows], const float (&right)[kColumns], float label) {
       FASTLIN_UNROLL
@@ -316,7 +319,7 @@ class Forming {
       FASTLIN_UNROLL
       for (int i = 0; i < kRows; ++i) left[i] = x[(kFirst + i) * T];
       FASTLIN_UNROLL
-      for (int t = 0; t < kColumns; ++t) right[t] = x[(offset + t * E::split) * T];
+      for (int t = 0; t < kColumns; ++t) right[t] = x[column(t) * T];
       add(left, right, *label);
     }
     // Rows of the factor whose diagonal is in the band.
@@ -332,8 +335,8 @@ class Forming {
       }
       FASTLIN_UNROLL
       for (int t = 0; t < kColumns; ++t) {
-        const int column = offset - kFirst + t * E::split;
-        right[t] = column < k ? 0.0f : column == k ? diagonal : drawn[(kFirst + column) * T];
+        const int j = column(t) - kFirst;
+        right[t] = j < k ? 0.0f : j == k ? diagonal : drawn[(kFirst + j) * T];
       }
       add(left, right, own[(E::labels + kBias + kFirst + k) * T]);
     }
@@ -343,16 +346,15 @@ class Forming {
       FASTLIN_UNROLL
       for (int i = 0; i < kRows; ++i) left[i] = q[(kFirst + i) * T];
       FASTLIN_UNROLL
-      for (int t = 0; t < kColumns; ++t) right[t] = q[(offset + t * E::split) * T];
+      for (int t = 0; t < kColumns; ++t) right[t] = q[column(t) * T];
       add(left, right, 0.0f);
     }
     FASTLIN_UNROLL
     for (int i = 0; i < kRows; ++i) {
       FASTLIN_UNROLL
       for (int t = 0; t < kColumns; ++t) {
-        const int column = offset + t * E::split;
-        if (column < kFirst + i || column >= d) continue;
-        record[in_triangle(kFirst + i + kBias, column + kBias)] = G[i][t];
+        const int j = offset + t * E::split;
+        if (j >= kFirst + i && j < d) record[in_triangle(kFirst + i + kBias, j + kBias)] = G[i][t];
       }
       if (offset == kFirst) record[in_triangle(kFirst + i + kBias, M - 1)] = with_label[i];
     }
