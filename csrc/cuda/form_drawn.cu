@@ -20,13 +20,11 @@ namespace fastlin {
 namespace cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-
 template <int M, bool kBias>
 struct FormShape {
   static constexpr int d = M - 1 - kBias, d_quads = round_up(d, 4);
-  static constexpr int tile = M <= 12 ? 32 : M <= 22 ? 16 : 8;
-  static constexpr int workers = kThreads / tile, split = 32 / tile;  // workers; those of a warp
+  static constexpr int tile = M <= 12 ? 32 : M <= 22 ? 16 : 8, threads = M <= 12 ? 128 : 256;
+  static constexpr int workers = threads / tile, split = 32 / tile;  // workers; those of a warp
   static constexpr int band = M <= 12 ? 2 : 4, bands = (d + band - 1) / band;
   static constexpr int floats = RecordOf<M>::floats;
   // Entries of a column. `made` has q and the rows with a feature factor.
@@ -75,8 +73,8 @@ class Forming {
         philox(keys),
         shared(shared),
         thread(static_cast<int>(threadIdx.x)),
-        place(thread % T),
-        worker(thread / T),
+        place(static_cast<int>(threadIdx.x % T)),
+        worker(static_cast<int>(threadIdx.x / T)),
         own(shared + at.columns + place),
         tasks(reinterpret_cast<int*>(shared + at.tasks)),
         counts(reinterpret_cast<int*>(shared + at.counts)),
@@ -86,24 +84,24 @@ class Forming {
   // The tables, and counts that start at zero. All threads.
   __device__ void start() {
     FASTLIN_NO_UNROLL
-    for (int i = thread; i < source.K; i += kThreads) counts[i] = 0;
+    for (int i = thread; i < source.K; i += E::threads) counts[i] = 0;
     const int K = source.means != nullptr ? static_cast<int>(source.K) : 0;
     FASTLIN_NO_UNROLL
-    for (int i = thread; i < K * at.task_stride; i += kThreads) {
+    for (int i = thread; i < K * at.task_stride; i += E::threads) {
       shared[i] = of_task(i / at.task_stride, i % at.task_stride);
     }
     FASTLIN_NO_UNROLL
-    for (int i = thread; source.feature_factor != nullptr && i < d * E::d_quads; i += kThreads) {
+    for (int i = thread; source.feature_factor != nullptr && i < d * E::d_quads; i += E::threads) {
       shared[at.feature_factor + i] = matrix_entry<d>(source.feature_factor, i);
     }
     const WidePhilox at_step = philox_of(source);
-    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), at_step, thread, kThreads);
+    BlockTable table(reinterpret_cast<DrawBlock*>(shared + at.blocks), at_step, thread, E::threads);
     table.add(Sections::block(Sections::kQuery), d + (shape.noisy ? 1 : 0), T, E::query);
     if (draws_beta(source)) table.add(Sections::block(Sections::kBeta), d, T, E::normals_of_beta);
     if (shape.noisy) table.add(Sections::block(Sections::kNoise), shape.rows(), T, E::noise);
     table.add(Sections::block(Sections::kFactor), shape.normals_before(shape.rank), T, E::factor);
     pairs = table.pairs();
-    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, at_step, T, E::chi, thread, kThreads);
+    write_slots(reinterpret_cast<ChiSlot*>(shared + at.slots), shape, at_step, T, E::chi, thread, E::threads);
     __syncthreads();
   }
 
@@ -130,22 +128,21 @@ class Forming {
     __syncthreads();
     float* record = shared + at.records + place * E::floats;
     FASTLIN_NO_UNROLL
-    for (int band = thread / 32; band < E::bands; band += kWarps) {
+    for (int band = thread / 32; band < E::bands; band += E::threads / 32) {
       make_band(band, record, std::make_integer_sequence<int, E::bands>{});
     }
     finish_record(record);
     __syncthreads();
-    const float* from = shared + at.records;
+    const auto* from = reinterpret_cast<const Quad*>(shared + at.records);
+    auto* to = reinterpret_cast<Quad*>(records);
     FASTLIN_NO_UNROLL
-    for (int q = thread; q < count * (E::floats / 4); q += kThreads) {
-      store_quad(records + 4 * q, load_quad(from + 4 * q));
-    }
+    for (int q = thread; q < count * (E::floats / 4); q += E::threads) to[q] = from[q];
   }
 
-  // Row blockIdx.x of the counts. All threads.
-  __device__ void write_counts(int* rows) const {
+  // The block's row of counts. All threads.
+  __device__ void write_counts(int* row) const {
     __syncthreads();
-    if (thread < source.K) rows[blockIdx.x * source.K + thread] = counts[thread];
+    if (thread < source.K) row[thread] = counts[thread];
   }
 
  private:
@@ -157,45 +154,50 @@ class Forming {
     return matrix_entry<d>(source.factors + k * d * d, i);
   }
 
-  // row . x, x a column, in the order of its entries.
-  __device__ FASTLIN_INLINE float dot_row(const float* row, const float* x) const {
+  // row . x, in the order of their entries.
+  __device__ FASTLIN_INLINE static float dot_row(const float* row, const float (&x)[d]) {
     float sum = 0;
     FASTLIN_UNROLL
     for (int j = 0; j < d; j += 4) {
       const Quad quad = load_quad(row + j);
       FASTLIN_UNROLL
       for (int l = 0; l < 4; ++l) {
-        if (j + l < d) sum = std::fma(quad.x[l], x[(j + l) * T], sum);
+        if (j + l < d) sum = std::fma(quad.x[l], x[j + l], sum);
       }
     }
     return sum;
   }
 
+  __device__ FASTLIN_INLINE static void load_column(const float* from, float (&to)[d]) {
+    FASTLIN_UNROLL
+    for (int i = 0; i < d; ++i) to[i] = from[i * T];
+  }
+
   __device__ FASTLIN_INLINE void make_beta() {
     const float* normals = own + E::normals_of_beta * T;
     const float* of_task = shared + tasks[place] * at.task_stride;
-    float stretch = 0;
+    float* beta = own + E::beta * T;
     if (source.means == nullptr) {
-      stretch = static_cast<float>(source.radius) / std::sqrt(dot_from(normals, normals, 0));
-    }
-    FASTLIN_NO_UNROLL
-    for (int i = worker; i < d; i += E::workers) {
-      float beta = 0;
-      if (source.means == nullptr) {
-        beta = stretch * normals[i * T];
-      } else if (source.factors == nullptr) {
-        beta = of_task[i];
-      } else {
-        beta = dot_row(of_task + (i + 1) * E::d_quads, normals) + of_task[i];
+      const float stretch = static_cast<float>(source.radius) / std::sqrt(dot_columns(normals, normals));
+      FASTLIN_NO_UNROLL
+      for (int i = worker; i < d; i += E::workers) beta[i * T] = stretch * normals[i * T];
+    } else if (source.factors == nullptr) {
+      FASTLIN_NO_UNROLL
+      for (int i = worker; i < d; i += E::workers) beta[i * T] = of_task[i];
+    } else {
+      float x[d];
+      load_column(normals, x);
+      FASTLIN_NO_UNROLL
+      for (int i = worker; i < d; i += E::workers) {
+        beta[i * T] = dot_row(of_task + (i + 1) * E::d_quads, x) + of_task[i];
       }
-      own[(E::beta + i) * T] = beta;
     }
   }
 
-  // x . y of columns from entry `first` on, even and odd entries apart as Entries::dot has it.
-  __device__ FASTLIN_INLINE static float dot_from(const float* x, const float* y, int first) {
+  // x . y of columns, even and odd entries apart as Entries::dot has it.
+  __device__ FASTLIN_INLINE static float dot_columns(const float* x, const float* y) {
     float sum = 0, other = 0;
-    int j = first;
+    int j = 0;
     FASTLIN_NO_UNROLL
     for (; j + 2 <= d; j += 2) {
       sum = std::fma(x[j * T], y[j * T], sum);
@@ -206,8 +208,9 @@ class Forming {
   }
 
   // Row k of the factor as it is drawn, with the constant coordinate's at k = -1: entry j > k is row[j].
+  // Where there are rows at all, a source with a constant coordinate has its row.
   __device__ FASTLIN_INLINE const float* drawn_row(int k) const {
-    return own + (E::factor + (k < 0 ? 0 : shape.normals_before(k) - k - 1)) * T;
+    return own + (E::factor + (k < 0 ? 0 : (kBias ? d : 0) + k * d - k * (k + 1) / 2 - k - 1)) * T;
   }
 
   // q and X_k = F R_k, in the order of the entries of R_k.
@@ -219,7 +222,9 @@ class Forming {
       const int i = item % d, k = item / d - 1 - shape.constant;
       float sum = 0;
       if (item < d) {
-        sum = dot_row(F + i * E::d_quads, own + E::query * T);
+        float x[d];
+        load_column(own + E::query * T, x);
+        sum = dot_row(F + i * E::d_quads, x);
       } else {
         const float* row = drawn_row(k);
         if (k >= 0) sum = F[i * E::d_quads + k] * own[(E::chi + k) * T];
@@ -234,30 +239,46 @@ class Forming {
     return own + (source.feature_factor != nullptr ? E::made : E::query) * T;
   }
 
+  // The label of row k, of which there are `rank`, and the constant coordinate's at k = -1; `beta` from entry
+  // max(k, 0) on. Sums of even and of odd entries, as Entries::dot has them.
+  template <int kRow>
+  __device__ FASTLIN_INLINE float label_of_row(const float (&beta)[d]) const {
+    const float* x = drawn_row(kRow);
+    float sums[2] = {};
+    FASTLIN_UNROLL
+    for (int j = kRow < 0 ? 0 : kRow; j < d; ++j) {
+      sums[j % 2] = std::fma(j == kRow ? own[(E::chi + j) * T] : x[j * T], beta[j], sums[j % 2]);
+    }
+    return sums[0] + sums[1];
+  }
+
+  // Row by row, unrolled: each is its worker's.
+  template <int... kRows>
+  __device__ FASTLIN_INLINE void label_rows(float deviation, std::integer_sequence<int, kRows...>) {
+    float beta[d];
+    load_column(own + E::beta * T, beta);
+    const auto one = [&](auto row) {
+      constexpr int kRow = decltype(row)::value - kBias;
+      if (worker != (kRow + kBias) % E::workers || kRow >= shape.rank) return;
+      put_label(kRow + kBias, deviation, label_of_row<kRow>(beta));
+    };
+    (one(std::integral_constant<int, kRows>{}), ...);
+  }
+
+  __device__ FASTLIN_INLINE void put_label(int row, float deviation, float label) {
+    if (shape.noisy) label = std::fma(deviation, own[(E::noise + row) * T], label);
+    own[(E::labels + row) * T] = label;
+  }
+
   __device__ FASTLIN_INLINE void make_labels() {
-    const float* beta = own + E::beta * T;
     const auto deviation = static_cast<float>(source.noise_std);
-    FASTLIN_NO_UNROLL
-    for (int row = worker; row < shape.rows(); row += E::workers) {
-      const int k = row - shape.constant;
-      float label;
-      if (source.feature_factor != nullptr) {
-        label = dot_from(own + (E::made + (row + 1) * d) * T, beta, 0);
-      } else {
-        // The sum that entry k starts, and that of its neighbour.
-        const float* x = drawn_row(k);
-        float sum = k >= 0 ? own[(E::chi + k) * T] * beta[k * T] : 0.0f, other = 0;
-        int j = k + 1;
-        FASTLIN_NO_UNROLL
-        for (; j + 2 <= d; j += 2) {
-          other = std::fma(x[j * T], beta[j * T], other);
-          sum = std::fma(x[(j + 1) * T], beta[(j + 1) * T], sum);
-        }
-        if (j < d) other = std::fma(x[j * T], beta[j * T], other);
-        label = sum + other;
+    if (source.feature_factor != nullptr) {
+      FASTLIN_NO_UNROLL
+      for (int row = worker; row < shape.rows(); row += E::workers) {
+        put_label(row, deviation, dot_columns(own + (E::made + (row + 1) * d) * T, own + E::beta * T));
       }
-      if (shape.noisy) label = std::fma(deviation, own[(E::noise + row) * T], label);
-      own[(E::labels + row) * T] = label;
+    } else if (shape.rows() > 0) {
+      label_rows(deviation, std::make_integer_sequence<int, d + kBias>{});
     }
   }
 
@@ -271,7 +292,10 @@ class Forming {
   __device__ FASTLIN_INLINE void make_band(float* record) const {
     constexpr int kFirst = kBand * E::band, kRows = d - kFirst < E::band ? d - kFirst : E::band;
     constexpr int kColumns = (d - kFirst + E::split - 1) / E::split;
-    const int offset = kFirst + thread % 32 / T;  // of the worker's first column
+    const int offset = kFirst + (E::split > 1 ? worker % E::split : 0);  // of the worker's first column
+    // Column t of the worker; the last one may be beyond the features, and repeats them.
+    const int last = std::min(offset + (kColumns - 1) * E::split, d - 1);
+    const auto column = [&](int t) { return t + 1 < kColumns ? offset + t * E::split : last; };
     float G[kRows][kColumns] = {}, with_label[kRows] = {};
     const auto add = [&](const float (&left)[kRows], const float (&right)[kColumns], float label) {
       FASTLIN_UNROLL
@@ -285,23 +309,23 @@ class Forming {
     };
     // Rows that are full in these columns.
     const bool made = source.feature_factor != nullptr;
-    const int full = made ? shape.rows() : shape.constant + (shape.rank < kFirst ? shape.rank : kFirst);
-    const float* x = made ? own + (E::made + d) * T : drawn_row(-shape.constant);
+    const int full = made ? shape.rows() : shape.constant + std::min(shape.rank, +kFirst);
+    const float* x = made ? own + (E::made + d) * T : drawn_row(-static_cast<int>(kBias));
     const float* label = own + E::labels * T;
-    int step = made ? d : shape.constant != 0 ? d - 1 : d - 2;
+    int step = made ? d : d - 2 + kBias;
     FASTLIN_NO_UNROLL
     for (int row = 0; row < full; ++row, x += step * T, label += T, step -= made ? 0 : 1) {
       float left[kRows], right[kColumns];
       FASTLIN_UNROLL
       for (int i = 0; i < kRows; ++i) left[i] = x[(kFirst + i) * T];
       FASTLIN_UNROLL
-      for (int t = 0; t < kColumns; ++t) right[t] = x[(offset + t * E::split) * T];
+      for (int t = 0; t < kColumns; ++t) right[t] = x[column(t) * T];
       add(left, right, *label);
     }
     // Rows of the factor whose diagonal is in the band.
     FASTLIN_UNROLL
     for (int k = 0; k < kRows; ++k) {
-      if (made || kFirst + k >= shape.rank) break;
+      if (kFirst + k >= shape.rank || made) break;
       const float* drawn = drawn_row(kFirst + k);
       const float diagonal = own[(E::chi + kFirst + k) * T];
       float left[kRows], right[kColumns];
@@ -311,21 +335,26 @@ class Forming {
       }
       FASTLIN_UNROLL
       for (int t = 0; t < kColumns; ++t) {
-        const int column = offset - kFirst + t * E::split;
-        right[t] = column < k ? 0.0f : column == k ? diagonal : drawn[(kFirst + column) * T];
+        const int j = column(t) - kFirst;
+        right[t] = j < k ? 0.0f : j == k ? diagonal : drawn[(kFirst + j) * T];
       }
-      add(left, right, own[(E::labels + shape.constant + kFirst + k) * T]);
+      add(left, right, own[(E::labels + kBias + kFirst + k) * T]);
     }
-    const float* q = q_features();
+    if (see_query) {
+      const float* q = q_features();
+      float left[kRows], right[kColumns];
+      FASTLIN_UNROLL
+      for (int i = 0; i < kRows; ++i) left[i] = q[(kFirst + i) * T];
+      FASTLIN_UNROLL
+      for (int t = 0; t < kColumns; ++t) right[t] = q[column(t) * T];
+      add(left, right, 0.0f);
+    }
     FASTLIN_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const float qi = see_query ? q[(kFirst + i) * T] : 0.0f;
       FASTLIN_UNROLL
       for (int t = 0; t < kColumns; ++t) {
-        const int column = offset + t * E::split;
-        if (column < kFirst + i || column >= d) continue;
-        record[in_triangle(kFirst + i + kBias, column + kBias)] =
-            see_query ? std::fma(qi, q[column * T], G[i][t]) : G[i][t];
+        const int j = offset + t * E::split;
+        if (j >= kFirst + i && j < d) record[in_triangle(kFirst + i + kBias, j + kBias)] = G[i][t];
       }
       if (offset == kFirst) record[in_triangle(kFirst + i + kBias, M - 1)] = with_label[i];
     }
@@ -356,7 +385,7 @@ class Forming {
       record[R::triangle - 1] = square;
     }
     if (worker == E::workers - 2) {
-      float y = dot_from(q, own + E::beta * T, 0);
+      float y = dot_columns(q, own + E::beta * T);
       if (shape.noisy) y = std::fma(static_cast<float>(source.noise_std), own[(E::query + d) * T], y);
       record[R::y] = y;
       record[R::task] = as_float(Word{static_cast<std::uint32_t>(tasks[place])}).x;
@@ -393,22 +422,27 @@ class Forming {
   int pairs = 0;
 };
 
-// Threads (256): a block takes tiles gridDim.x apart.
+// Threads (128 or 256): a block takes tiles gridDim.x apart.
 template <int M, bool kBias>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(FormShape<M, kBias>::threads, M <= 12 ? 5 : 2)
     form_drawn_kernel(const __grid_constant__ Work work, const __grid_constant__ FormMemory at,
                       const __grid_constant__ WidePhilox keys, bool counts_tasks) {
   FASTLIN_SHARED_MEMORY(memory);
   constexpr int T = FormShape<M, kBias>::tile;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * T, end = work.records_count;
+  int* counts = counts_tasks ? work.counts + blockIdx.x * work.source.K : nullptr;  // the block's row
+  if (begin >= end) {
+    if (counts_tasks && threadIdx.x < work.source.K) counts[threadIdx.x] = 0;
+    return;
+  }
   Forming<M, kBias> forming(work, at, keys, reinterpret_cast<float*>(memory));
   forming.start();
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * T;
   FASTLIN_NO_UNROLL
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * T; i < work.records_count; i += step) {
-    const int count = static_cast<int>(std::min<std::int64_t>(work.records_count - i, +T));
+  for (std::int64_t i = begin; i < end; i += static_cast<std::int64_t>(gridDim.x) * T) {
+    const int count = static_cast<int>(std::min<std::int64_t>(end - i, +T));
     forming.tile(work.first + i, count, counts_tasks, work.records + i * RecordOf<M>::floats);
   }
-  if (counts_tasks) forming.write_counts(work.counts);
+  if (counts_tasks) forming.write_counts(counts);
 }
 
 template <int M, bool kBias>
@@ -420,9 +454,13 @@ template <int M, bool kBias>
 struct LaunchForm {
   static int call(const Work& work, bool counts_tasks, void* stream) {
     const FormMemory at = form_memory<M, kBias>(work.source);
-    // Also blocks without a tile write their row of the counts.
-    return launch(form_drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
-                  at.bytes(), stream, work, at, keys_of(work.source), counts_tasks);
+    constexpr int T = FormShape<M, kBias>::tile;
+    const std::int64_t tiles = (work.records_count + T - 1) / T;
+    // With counts, blocks without a tile write zeros.
+    const std::int64_t grid = counts_tasks ? kCountRows : std::clamp<std::int64_t>(tiles, 1, +kCountRows);
+    return launch(form_drawn_kernel<M, kBias>, dim3(static_cast<unsigned>(grid)),
+                  dim3(FormShape<M, kBias>::threads), at.bytes(), stream, work, at, keys_of(work.source),
+                  counts_tasks);
   }
 };
 
