@@ -40,11 +40,14 @@ Path choose(const Problem<T>& P, const Results<T>& out, const Device& device) {
   if constexpr (sizeof(T) == sizeof(float)) {
     const bool is_generic = P.H != 1 || P.K > kMostTasks || width_for(P.m) == 0 || P.shares_v ||
                             out.dx != nullptr || out.dq != nullptr || device.shared_bytes < kSharedBytes;
-    const bool draws = P.source != nullptr;
-    if (is_generic || (draws && !drawn_serves(P, out, *P.source))) return Path::kGeneric;
-    if (P.layers > 0) return stack_serves(P, out) ? Path::kStack : Path::kGeneric;
-    if (P.R == 1 && draws) return Path::kDrawn;
-    if (P.R == 1 && !P.is_gram && tokens_serve(P, out)) return Path::kTokens;
+    if (is_generic) return Path::kGeneric;
+    if (P.source != nullptr) {
+      if (drawn_serves(P, out, *P.source)) return Path::kDrawn;
+      if (!form_drawn_serves(*P.source)) return Path::kGeneric;
+    } else if (tokens_serve(P, out)) {
+      return Path::kTokens;
+    }
+    if (stack_serves(P, out)) return Path::kStack;
     if (trials_serve(P, out)) return Path::kTrials;
   }
   return Path::kGeneric;
