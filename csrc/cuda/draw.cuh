@@ -6,7 +6,7 @@
 // table of Philox blocks after two rounds, with the entries that their draws go to, and of the constants of
 // chi variates. A table's row is one broadcast of 128 bits.
 //
-// Instructions, sm_90: 2 Philox blocks and their 8 normals 330; 2 chi variates, first attempts in float, 240.
+// Instructions, sm_90: 2 Philox blocks and their 8 normals 304; 2 chi variates, first attempts in float, 241.
 // Two blocks at a time are two chains of products, which with four warps a scheduler keep it busy. An attempt
 // that float does not settle is left to a second loop, once in 320 chi variates of 50 degrees: it makes the
 // second attempt, and at last follows the definition in double.

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kLanes = 32, kMostWarps = 4, kStageStride = kLanes + 4;
 
-// Entries of dW that a lane keeps, rows x columns: the least that 32 lanes cover.
+// Entries of dW that a lane keeps, rows x columns: of those with which 32 lanes cover all of it, the tile
+// with the fewest instructions, four multiply-adds an entry and a load of 128 bits for each row and column.
 struct OuterTile {
   int rows, columns;
 };
@@ -19,8 +20,8 @@ constexpr OuterTile outer_tile(int M) {
   for (int i = 1; i <= M; ++i) {
     for (int j = 1; j <= M; ++j) {
       const bool covers = ((M - 2 + i) / i) * ((M - 1 + j) / j) <= kLanes;
-      const int size = i * j * 64 + i + j;
-      if (covers && size < best.rows * best.columns * 64 + best.rows + best.columns) best = {i, j};
+      const int size = 4 * i * j + i + j;
+      if (covers && size < 4 * best.rows * best.columns + best.rows + best.columns) best = {i, j};
     }
   }
   return best;

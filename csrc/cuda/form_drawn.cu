@@ -1,10 +1,9 @@
 // Records of drawn sequences (family.h): G = sum_k X_k X_k' over the rows of the triangular factor, with the
 // noise of the labels, and q, y, task. The numbers are those of core/sampler-inl.h, bit for bit.
 //
-// Mapping. A block of 8 warps takes tiles of T sequences, 32 up to m = 12, 16 up to 22, 8 at 33: then its
-// draws, records and tables fit into 99 KB, and two blocks or more into a multiprocessor. Thread = (sequence,
-// worker); workers are T threads, all numbers of a sequence a column of shared memory [entries, T]. Workers
-// share out, with a barrier after each:
+// Mapping. A block takes tiles of T sequences, 32 up to m = 12, 16 up to 22, 8 at 33: then its draws, records
+// and tables fit into 99 KB. Thread = (sequence, worker); workers are T threads each, all numbers of a
+// sequence a column of shared memory [entries, T]. Workers share out, with a barrier after each:
 //
 //   pairs of Philox blocks and of chi variates (draw.cuh); the task
 //   entries of beta and, with a feature factor, of q and of the rows X_k = F R_k
@@ -12,54 +11,18 @@
 //   bands of two or four rows of G's triangle, a band for each warp, columns for its 32 / T workers in turn
 //   quads of the records, from shared to global memory, whole lines
 //
-// A band of two rows takes 3 loads for 4 multiply-adds; rows of the factor that are zero in its columns are
-// left out. In registers, lane = sequence, G of m = 11 alone would take 66, and that of m = 33 561.
-#include "cuda/draw.cuh"
+// A band of two rows takes a load for each two multiply-adds; rows of the factor that are zero in its columns
+// are left out. With G in a lane's registers a sequence would take 66 of them at m = 11 and 561 at m = 33.
+//
+// Instructions of a sequence, sm_90, m = 11, two tasks with full factors, n = 50: about 7,000. Draws take
+// 4,140 of these, beta and labels 430, G 920, the rest of the record and its copy 480; what each of the four
+// warps does for itself, 270 times 4. Warps of a multiprocessor of an H100: m = 11: 82 registers, 29 KB, 16
+// warps by the grid of 512 blocks of four; m = 22 and 33: 95 registers, 16 warps.
+#include "cuda/form_drawn_memory.cuh"
 
 namespace fastlin {
 namespace cuda {
 namespace {
-
-template <int M, bool kBias>
-struct FormShape {
-  static constexpr int d = M - 1 - kBias, d_quads = round_up(d, 4);
-  static constexpr int tile = M <= 12 ? 32 : M <= 22 ? 16 : 8, threads = M <= 12 ? 128 : 256;
-  static constexpr int workers = threads / tile, split = 32 / tile;  // workers; those of a warp
-  static constexpr int band = M <= 12 ? 2 : 4, bands = (d + band - 1) / band;
-  static constexpr int floats = RecordOf<M>::floats;
-  // Entries of a column. `made` has q and the rows with a feature factor.
-  static constexpr int query = 0, normals_of_beta = round_up(d + 1, 4), beta = normals_of_beta + d_quads;
-  static constexpr int chi = beta + d, labels = chi + d + 1, noise = labels + d + 1;
-  static constexpr int factor = noise + round_up(d + 1, 4);
-  static constexpr int made = factor + round_up((kBias ? d : 0) + d * (d - 1) / 2, 4) + d;
-  static constexpr int blocks = round_up(normals_of_beta / 4 * 2 + d_quads / 4 + (made - factor) / 4 + 2, 2);
-};
-
-// Where a block's shared memory has what, in floats.
-struct FormMemory {
-  int task_stride, feature_factor, blocks, slots, tasks, counts, columns, records, floats;
-  std::size_t bytes() const { return sizeof(float) * static_cast<std::size_t>(floats); }
-};
-
-template <int M, bool kBias>
-FormMemory form_memory(const Source& source) {
-  using E = FormShape<M, kBias>;
-  FormMemory at{};
-  const int K = static_cast<int>(source.K), features = E::d * E::d_quads;
-  const int of_task = E::d_quads + (source.factors != nullptr ? features : 0);
-  // Lanes of different tasks read 128 bits in different banks.
-  at.task_stride = K == 1 ? of_task : round_up(of_task - 4, 32) + 4;
-  at.feature_factor = source.means != nullptr ? K * at.task_stride : 0;
-  at.blocks = at.feature_factor + (source.feature_factor != nullptr ? features : 0);
-  at.slots = at.blocks + 4 * E::blocks;
-  at.tasks = at.slots + 8 * round_up(E::d + 1, 2);
-  at.counts = at.tasks + E::tile;
-  at.columns = at.counts + round_up(K, 4);
-  const int entries = E::made + (source.feature_factor != nullptr ? E::d * (E::d + 1 + kBias) : 0);
-  at.records = at.columns + entries * E::tile;
-  at.floats = at.records + E::tile * E::floats;
-  return at;
-}
 
 template <int M, bool kBias>
 class Forming {
