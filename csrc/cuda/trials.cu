@@ -1,3 +1,47 @@
+// One layer, any number of trials, from records or from stored Gram matrices:
+//
+//   a = W' q    c = P_k v + G v    yhat = scale a.c    r = dloss/dyhat
+//   sums of r q c', r G a, r q, (yhat - y)^2
+//
+// Blocks. A block has 256 threads, a chunk of sequences and a slab of trials; the slabs of a chunk come one
+// after another in the grid, so that they read it from L2. 250 lanes of 256 work for 50 trials: 5 sets of
+// them share the sequences of a tile.
+//
+// Lanes. M <= 12: a lane is a trial. It keeps dW, dv and v in registers, and takes T = 2 sequences at a time
+// (M = 12: one). W does not fit beside dW: it is in shared memory, where one 128-bit load serves T sequences.
+// G is read as its triangle, as broadcasts of 128 bits: each number serves four multiply-adds, of c_i, c_j,
+// e_i and e_j. M = 21, 22 (33): 8 (16) lanes share a trial, each with 3 (2) columns of W and dW in registers
+// and the same rows of G, which is whole in shared memory; of a, all lanes read all entries there. 33 = 2 x
+// 16 + 1: the lanes share the last column by rows.
+//
+// Machine code of sm_90 in the loop, a sequence of one trial; gradients, no prompt (several lanes: without
+// what only predictions and prompts need):
+//
+//   M    lanes  registers  instructions  FMAs and products  128-bit loads  warps a multiprocessor
+//   6        1        127           183                165             12  16
+//   7        1        162           240                220             15   8
+//   11       1        254           561                520             36   8
+//   12       1        255           684                615             58   8
+//   21       8        246       8 x 345            8 x 265             35   8
+//   22       8        252       8 x 355            8 x 280             38   8
+//   33      16        255      16 x 415           16 x 290             48   8
+//
+// At M = 11, R = 50 that is 900 instructions of a warp for a sequence. Copies of a stored matrix and their
+// fold into the triangle add about 60, tiles and barriers about 20: 2^20 sequences are issued in 0.98 ms on
+// an H100 (132 multiprocessors, 4 instructions a clock, 1.98 GHz, 512 chunks in four waves). Eight warps are
+// enough: the FMAs of a loop depend on none of the ten before them. A prompt adds 30: q is read a second
+// time, because c0 and the sums of r q take its registers.
+//
+// Shared memory, 99 KB: parameters of the slab; two tiles of records, which asynchronous copies fill in turn;
+// or one tile, and what is copied for the next one. A stored matrix is copied as it is and then folded:
+// (G + G') / 2, its triangle. `Control` has what a block knows beside its trials: registers are full.
+//
+// Tasks. A part of a chunk, at most 2,048 sequences, is sorted by task, so that a tile has one task: v and c0
+// change between tiles, and the sums of a task are added where its run of tiles ends.
+//
+// Sums. A lane adds its sequences in order, a block its sets in order, the parts of a chunk one after
+// another. Tiles and sets depend on R and m: the same bits on every GPU, and the same loss with gradients and
+// without.
 #include "cuda/trials_lanes.cuh"
 
 namespace fastlin {
@@ -22,8 +66,9 @@ __device__ inline void clear_sums(const Work& work, int r0, int rows, float* to)
 }
 
 template <int M, bool kPlain>
-__global__ void __launch_bounds__(kThreads, 1)
-    trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan, std::int64_t first_chunk) {
+__global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
+    trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan,
+                  std::int64_t first_chunk) {
   using S = Shape<M>;
   using Mapping = std::conditional_t<S::lanes == 1, OneLane<M, kPlain>, ManyLanes<M>>;
   FASTLIN_SHARED_MEMORY(memory);
@@ -37,7 +82,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const std::int64_t chunk = first_chunk + blockIdx.y, sums = chunk * work.numbers.count;
     if (threadIdx.x == 0) {
       const std::int64_t left = P.B - chunk * work.chunk;
-      const int size = static_cast<int>(left < work.chunk ? left : work.chunk), parts = (size + kPart - 1) / kPart;
+      const int size = static_cast<int>(left < work.chunk ? left : work.chunk),
+                parts = (size + kPart - 1) / kPart;
       control->begin = chunk * work.chunk, control->sums = sums;
       control->chunk_size = size, control->each = (size + parts - 1) / parts;
     }
@@ -51,8 +97,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   FASTLIN_NO_UNROLL
   for (int first = 0; first < control->chunk_size; first = control->next) {
     stage.sort(first);
-    // A tile is copied while the one before it is added; before the first there is an empty one. What is known
-    // of a tile is read again after its sequences: registers are full while they are added.
+    // A tile is copied while the one before it is added; before the first there is an empty one. What is
+    // known of a tile is read again after its sequences: registers are full while they are added.
     bool goes_on = true;
     FASTLIN_NO_UNROLL
     for (int buffer = 0; goes_on; buffer ^= 1) {
@@ -91,31 +137,32 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int M>
 Plan Plan::of(const Problem<float>& P, bool has_records) {
   using S = Shape<M>;
-  constexpr int kStage = M * M / 3, kLoop = 5 * M * S::columns;  // instructions of a sequence, about
-  constexpr int kReduced = kSummed * kThreads;                        // floats in which sets are added
+  // Instructions, about: of a block to copy and fold a sequence, and for a tile; of a lane to add a sequence.
+  constexpr int kStage = M * M / 2, kTile = 1600, kAdd = 5 * M * S::columns;
+  constexpr int kReduced = kSummed * kThreads;  // floats in which sets are added, in place of a tile
   Plan plan{};
   plan.scale = static_cast<float>(P.scale);
   const bool in_quads = P.x_batch % 4 == 0 && P.m % 2 == 0 && reinterpret_cast<std::uintptr_t>(P.x) % 16 == 0;
   plan.copies = P.x_row != P.m ? Copies::kRows : in_quads ? Copies::kQuads : Copies::kWhole;
   plan.folds = !has_records || S::lanes > 1;
+  // Of a sequence: two buffers of records; or one, and what was copied.
+  const int buffers = plan.folds ? 1 : 2;
   const int copied = !plan.folds ? 0 : has_records ? RecordOf<M>::floats : S::stored_floats;
   const int all = (kSharedBytes - static_cast<int>(sizeof(Control))) / 4;
   double least = 0;
   for (int slabs = 1, R = static_cast<int>(P.R); slabs <= R; ++slabs) {
-    const int slab = (R + slabs - 1) / slabs, most = kThreads / (slab * S::lanes);
-    if (most == 0) continue;
-    const int left = all - S::parameters(slab);
-    // Of a tile and the zeros behind it: two buffers of records, or one and what was copied.
-    const int each = plan.folds ? S::floats + copied : 2 * S::floats;
-    const int tile = left / each - 1, sets = std::min(most, tile / S::together);
-    if (tile < S::together || sets * S::together * 2 > std::max(tile, 2 * S::together)) {
-      if (sets < 1 || slab > 1) continue;
-    }
-    const double cost = slabs * (kStage + 8.0 * kLoop / sets);
+    const int slab = (R + slabs - 1) / slabs, of_set = slab * S::lanes, left = all - S::parameters(slab);
+    if (left < buffers * kReduced) continue;
+    int room = left / (buffers * S::floats + copied);
+    if (copied > 0) room = std::min(room, (left - kReduced) / copied);
+    room -= 1;  // for the zeros
+    const int sets = std::min(kThreads / of_set, room / S::together), tile = sets * S::together;
+    if (sets < 1) continue;
+    const double tiles = room / tile;
+    const double cost = slabs * (kStage + kTile / (tiles * tile) + static_cast<double>(kWarps * kAdd) / sets);
     if (plan.slab != 0 && cost >= least) continue;
     least = cost;
-    plan.slab = slab, plan.slabs = (R + slab - 1) / slab, plan.sets = sets;
-    plan.tile = tile / (sets * S::together) * (sets * S::together);
+    plan.slab = slab, plan.slabs = (R + slab - 1) / slab, plan.sets = sets, plan.tile = room / tile * tile;
   }
   plan.step = plan.sets * S::together * S::floats;
   plan.tiles = S::parameters(plan.slab);
@@ -132,8 +179,8 @@ template <int M>
 int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks, void* stream) {
   const Plan plan = Plan::of<M>(work.P, work.records != nullptr);
   const auto start = [&](auto kernel) {
-    return launch(kernel, dim3(static_cast<unsigned>(plan.slabs), static_cast<unsigned>(chunks)), dim3(kThreads),
-                  static_cast<std::size_t>(plan.bytes), stream, work, plan, first_chunk);
+    return launch(kernel, dim3(static_cast<unsigned>(plan.slabs), static_cast<unsigned>(chunks)),
+                  dim3(kThreads), static_cast<std::size_t>(plan.bytes), stream, work, plan, first_chunk);
   };
   const bool prompted = work.P.p != nullptr && work.P.t > 0;
   if constexpr (Shape<M>::lanes == 1) {

@@ -83,7 +83,8 @@ struct Trial {
   __device__ static int column_of(int x) { return x < kOwn ? part() + S::lanes * (x % S::columns) : M - 1; }
 
   // Adds the sums since the last call to those of `task` in the chunk's row.
-  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area, float* to) {
+  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area,
+                          float* to) {
     float sums[1 + 2 * N];
     sums[0] = squares;
     squares = 0;
@@ -113,6 +114,12 @@ struct Trial {
     for (int x = 0; x < kOwn + kShared; ++x) dW[x] = 0;
   }
 };
+
+template <int count>
+__device__ inline void load_quads(const float* from, Quad (&to)[count]) {
+  FASTLIN_UNROLL
+  for (int x = 0; x < count; ++x) to[x] = load_quad(from + 4 * x);
+}
 
 // One lane a trial, M <= 12: dW, dv, v in registers, W in shared memory. kPlain: loss and gradients without
 // prompts, the predictions are neither stored nor differentiated alone.
@@ -170,8 +177,12 @@ struct OneLane : Trial<M> {
     for (const float* group = tile + begin; group < end; group += plan.step) {
       const int place = static_cast<int>(group - tile) / S::floats;
       const float* here = group;
-      const float* W = shared + lane.trial() * S::W;  // new in each turn: else W would be taken out of the loop
-      float a[T][M] = {};                             // W' q
+      const float* W =
+          shared + lane.trial() * S::W;  // new in each turn: else W would be taken out of the loop
+      Quad q[T][S::quads];
+      float a[T][M] = {};  // W' q
+      FASTLIN_UNROLL
+      for (int s = 0; s < T; ++s) load_quads(here + s * S::floats + S::q, q[s]);
       FASTLIN_UNROLL
       for (int x = 0; x < M * M; x += 4) {
         const Quad w = load_quad(W + x);
@@ -179,7 +190,7 @@ struct OneLane : Trial<M> {
         for (int u = x; u < x + 4 && u < M * M; ++u) {
           FASTLIN_UNROLL
           for (int s = 0; s < T; ++s) {
-            a[s][u % M] = std::fma(here[s * S::floats + S::q + u / M], w.x[u % 4], a[s][u % M]);
+            a[s][u % M] = std::fma(q[s][u / M / 4].x[u / M % 4], w.x[u % 4], a[s][u % M]);
           }
         }
       }
@@ -206,7 +217,10 @@ struct OneLane : Trial<M> {
         float dot[2] = {};
         FASTLIN_UNROLL
         for (int j = 0; j < M; ++j) dot[j % 2] = std::fma(a[s][j], c[j], dot[j % 2]);
-        const float product = dot[0] + dot[1], diff = std::fma(plan.scale, product, -here[S::y]);
+        constexpr int kY =
+            std::min(S::y - S::q, 4 * S::quads - 1);  // of q's quads, where there is room for y
+        const float y = kPlain && kY == S::y - S::q ? q[s][kY / 4].x[kY % 4] : here[S::y];
+        const float product = dot[0] + dot[1], diff = std::fma(plan.scale, product, -y);
         squares = std::fma(diff, diff, squares);
         if (stores && place + s < count) {
           work.out.yhat[lane.r(plan) * work.P.B + sequence(place + s)] = plan.scale * product;
@@ -214,18 +228,18 @@ struct OneLane : Trial<M> {
         if (!gradients) continue;
         const float r = reverses ? given : coefficient * diff;
         // Beside c0 and the sums of r q there is no room for q: it is read again.
-        const float* q = kPlain ? here + S::q : tile + opaque(static_cast<int>(here - tile) + S::q);
+        if (!kPlain) load_quads(tile + opaque(static_cast<int>(here - tile) + S::q), q[s]);
         FASTLIN_UNROLL
         for (int j = 0; j < M; ++j) dv[j] = std::fma(r, e[j], dv[j]);
         FASTLIN_UNROLL
         for (int i = 0; i < M; ++i) {
-          const float rq_i = r * q[i];
+          const float rq_i = r * q[s][i / 4].x[i % 4];
           FASTLIN_UNROLL
           for (int j = 0; j < M; ++j) dW[i * M + j] = std::fma(rq_i, c[j], dW[i * M + j]);
         }
         if (sums_rq) {
           FASTLIN_UNROLL
-          for (int i = 0; i < M; ++i) rq[i] = std::fma(r, q[i], rq[i]);
+          for (int i = 0; i < M; ++i) rq[i] = std::fma(r, q[s][i / 4].x[i % 4], rq[i]);
         }
       }
     }
@@ -352,7 +366,8 @@ struct ManyLanes : Trial<M> {
         for (int u = 0; u < N; ++u) {
           // A lane's last column may be beyond M: it reads the last row, and its W is zero.
           const bool is_sure = S::lanes * (u + 1) <= M;
-          const int row = is_sure ? rows + S::lanes * u * S::row : std::min(rows + S::lanes * u * S::row, (M - 1) * S::row);
+          const int row = is_sure ? rows + S::lanes * u * S::row
+                                  : std::min(rows + S::lanes * u * S::row, (M - 1) * S::row);
           const Quad G = load_quad(here + row + j);
           FASTLIN_UNROLL
           for (int x = 0; x < 4 && j + x < M; ++x) {
@@ -399,7 +414,8 @@ struct ManyLanes : Trial<M> {
     }
   }
 
-  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area, float* to) {
+  __device__ void end_run(const Work& work, const Plan& plan, const Lane& lane, int task, float* area,
+                          float* to) {
     if (S::rest) dv[Trial<M>::N - 1] = over_lanes(dv[Trial<M>::N - 1]);
     Trial<M>::end_run(work, plan, lane, task, area, to);
   }

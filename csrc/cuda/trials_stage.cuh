@@ -182,7 +182,8 @@ struct Stage {
       const int s = i / quads, quad = i % quads;
       __pipeline_memcpy_async(to + 4 * i, from + (at(tile.first + s) * Stored::floats + 4 * quad), 16);
     }
-    if (!plan.folds && threadIdx.x < quads) store_quad(to + tile.count * Stored::floats + 4 * threadIdx.x, {});
+    if (!plan.folds && threadIdx.x < quads)
+      store_quad(to + tile.count * Stored::floats + 4 * threadIdx.x, {});
   }
 
   // A warp copies a sequence.
@@ -191,7 +192,8 @@ struct Stage {
     // New for each tile: else the compiler keeps what depends on it, and registers are full.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
     const int m = static_cast<int>(P.m), x_batch = opaque(static_cast<int>(P.x_batch));
-    const int left = opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
+    const int left =
+        opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
     const std::int64_t part = control->part;
     const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
     // q, and y behind it.
