@@ -53,10 +53,12 @@ Path choose(const Problem<T>& P, const Results<T>& out, const Device& device) {
   return Path::kGeneric;
 }
 
-Work work_of(const Problem<float>& P, const Results<float>& out) {
-  const Record at(P, out);
-  const std::int64_t chunk = chunk_of(P);
-  const Source source = P.source != nullptr ? *P.source : Source{};
+Work work_of(const Problem<float>& given, const Results<float>& out) {
+  const Record at(given, out);
+  const std::int64_t chunk = chunk_of(given);
+  const Source source = given.source != nullptr ? *given.source : Source{};
+  Problem<float> P = given;
+  if (P.source != nullptr) P.is_gram = false;  // their Gram matrices are not stored
   return {P, out,     source, at, Numbers(P, out, at), chunk, (P.B + chunk - 1) / chunk, nullptr, nullptr,
           0, nullptr, 0,      0};
 }
@@ -72,7 +74,7 @@ struct Fast {
   Fast(Path path, const Problem<float>& P, const Results<float>& out, void* workspace)
       : path(path),
         work(work_of(P, out)),
-        makes_records(path == Path::kStack || (path == Path::kTrials && !P.is_gram)),
+        makes_records(path == Path::kStack || (path == Path::kTrials && !work.P.is_gram)),
         chunks_each(std::max<std::int64_t>(work.chunks, 1)) {
     Workspace parts(workspace);
     work.partial = parts.take<float>(work.chunks * work.numbers.count);
