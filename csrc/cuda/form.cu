@@ -1,5 +1,5 @@
-// Records (family.h) of tokens or of stored Gram matrices, for the kernels of many trials and of stacks; and
-// the counts of tasks. G = sum z z', of a stored matrix the symmetric part; with see_query also q q'.
+// Records (family.h) of tokens or of stored Gram matrices, for the kernels of many trials and of stacks. G =
+// sum z z', of a stored matrix the symmetric part; with see_query also q q'.
 //
 // Tokens: a block takes tiles of 32 sequences, whose tokens come in pieces (pieces.cuh). Lane = sequence;
 // each of four warps owns a quarter of the triangle of G, in whole quads, and reads all tokens: M = 11 16 to
@@ -9,6 +9,7 @@
 // memory a block, so that three or four blocks share a multiprocessor.
 //
 // Stored matrices: a tile is copied as it is, and a thread makes quads of records, which are stored at once.
+#include "cuda/counts.cuh"
 #include "cuda/pieces.cuh"
 
 namespace fastlin {
@@ -83,22 +84,6 @@ __device__ inline float behind(const Work& work, const float* head, int s, int i
   return exists ? number : 0.0f;
 }
 
-// Adds to lane k the sequences of task k among those of the lanes.
-__device__ inline void add_counts(int tasks, int task, bool is_real, int& count) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  FASTLIN_NO_UNROLL
-  for (int k = 0; k < tasks; ++k) {
-    const int found = __popc(__ballot_sync(0xffffffffu, is_real && task == k));
-    if (lane == k) count += found;
-  }
-}
-
-// Sequences of each block, whole tiles of `tile`.
-inline std::int64_t share_of(std::int64_t sequences, int tile) {
-  const std::int64_t tiles = (sequences + tile - 1) / tile;
-  return (tiles + kCountRows - 1) / kCountRows * tile;
-}
-
 template <int M>
 int form_floats(const Pieces& how) {
   return kStages * how.stage_floats() + how.heads * kHead<M> + Forming<M>::together * RecordOf<M>::floats;
@@ -145,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
       const float* head = heads + (how.heads > 1 ? stage : 0) * kHead<M>;
       if (counts_tasks && warp == 0) {
         const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
-        add_counts(static_cast<int>(P.K), task, here.first + lane < end, count);
+        add_counts(static_cast<int>(P.K), here.first + lane < end ? task : -1, count);
       }
       FASTLIN_UNROLL
       for (int k = 0; k < F::rest; ++k) {
@@ -291,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     const float *matrices = stages + stage * S::stage, *head = heads + stage * S::head;
     if (counts_tasks && thread < 32) {
       const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
-      add_counts(static_cast<int>(P.K), task, lane < sequences, count);
+      add_counts(static_cast<int>(P.K), lane < sequences ? task : -1, count);
     }
     float* to = work.records + (first - work.first) * RecordOf<M>::floats;
     FASTLIN_NO_UNROLL
@@ -324,29 +309,6 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
   __pipeline_wait_prior(0);
   if (counts_tasks && thread < P.K) work.counts[blockIdx.x * P.K + thread] = count;
-}
-
-// Row b of `counts` from the tasks of a share of the batch.
-__global__ void __launch_bounds__(kThreads, 8)
-    count_kernel(const __grid_constant__ Work work, std::int64_t share) {
-  FASTLIN_SHARED_MEMORY(shared);
-  int* counts = reinterpret_cast<int*>(shared);  // [kWarps, kMostTasks]
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, tasks = static_cast<int>(work.P.K);
-  const std::int64_t begin = blockIdx.x * share;
-  const std::int64_t end = begin + share < work.P.B ? begin + share : work.P.B;
-  int count = 0;
-  FASTLIN_NO_UNROLL
-  for (std::int64_t first = begin + thread - lane; first < end; first += kThreads) {
-    const bool is_real = first + lane < end;
-    add_counts(tasks, is_real ? given_task(work, first + lane) : 0, is_real, count);
-  }
-  if (lane < tasks) counts[thread / 32 * kMostTasks + lane] = count;
-  __syncthreads();
-  if (thread >= tasks) return;
-  count = 0;
-  FASTLIN_UNROLL
-  for (int w = 0; w < kWarps; ++w) count += counts[w * kMostTasks + thread];
-  work.counts[blockIdx.x * work.P.K + thread] = count;
 }
 
 template <int M>
@@ -389,12 +351,6 @@ int launch_form(const Work& work, bool counts_tasks, void* stream) {
     default:
       return launch_width<33>(work, counts_tasks, stream);
   }
-}
-
-int launch_count(const Work& work, void* stream) {
-  const std::int64_t share = share_of(work.P.B, kTile);
-  return launch(count_kernel, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
-                sizeof(int) * kWarps * kMostTasks, stream, work, share);
 }
 
 }  // namespace cuda
