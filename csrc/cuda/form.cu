@@ -12,7 +12,7 @@
 //   11    2256 + 336          6190 (6470)      2720 (44 %)               79           47 KB            3 (4)
 //   33    6744 + 2416         21900 (22800)    13700 (62 %)              203          75 KB            2 (2)
 //
-// A warp has 16 to 18 multiply-adds for a token of width 11, and 140 of width 33, which keep the units of an
+// A warp has 16 to 18 multiply-adds for a token of width 11, and 140 of width 33: those keep the units of an
 // A100 busy for 64 % of the clocks, and those of an H100 for 32 %.
 //
 // Stored matrices: a tile is copied as it is, and a thread makes quads of records, which are stored at once:
