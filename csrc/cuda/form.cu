@@ -1,14 +1,23 @@
-// Records (family.h) of tokens or of stored Gram matrices, for the kernels of many trials and of stacks; and
-// the counts of tasks. G = sum z z', of a stored matrix the symmetric part; with see_query also q q'.
+// Records (family.h) of tokens or of stored Gram matrices, for the kernels of many trials and of stacks. G =
+// sum z z', of a stored matrix the symmetric part; with see_query also q q'.
 //
 // Tokens: a block takes tiles of 32 sequences, whose tokens come in pieces (pieces.cuh). Lane = sequence;
-// each of four warps owns a quarter of the triangle of G, in whole quads, and reads all tokens: M = 11 16 to
-// 18 multiply-adds a token and 5 to 11 numbers, M = 33 140 and at most 33. Every token is read from memory
-// once, and from shared memory three times. Records are put together in shared memory, and stored by 128
-// bits, one after another. M = 11, n = 50: 2256 bytes in and 336 out, for 1.27 ns of an A100; 47 KB of shared
-// memory a block, so that three or four blocks share a multiprocessor.
+// each of four warps owns a quarter of the triangle of G, in whole quads, and reads all tokens. Every token
+// is read from memory once, and from shared memory about three times. Records are put together in shared
+// memory, and stored by 128 bits, one after another. By the machine code of sm_90, n = 50; for a tile,
+// against the clocks that its bytes take at the bandwidth of an A100 (H100), and a warp's share of
+// instructions in them:
 //
-// Stored matrices: a tile is copied as it is, and a thread makes quads of records, which are stored at once.
+//   M     bytes a sequence    clocks           instructions of a warp    registers    shared memory    blocks
+//   11    2256 + 336          6190 (6470)      2720 (44 %)               79           47 KB            3 (4)
+//   33    6744 + 2416         21900 (22800)    13700 (62 %)              203          75 KB            2 (2)
+//
+// A warp has 16 to 18 multiply-adds for a token of width 11, and 140 of width 33: those keep the units of an
+// A100 busy for 64 % of the clocks, and those of an H100 for 32 %.
+//
+// Stored matrices: a tile is copied as it is, and a thread makes quads of records, which are stored at once:
+// M = 11 about 830 instructions of a warp, for 876 bytes a sequence that take 2090 clocks of an A100.
+#include "cuda/counts.cuh"
 #include "cuda/pieces.cuh"
 
 namespace fastlin {
@@ -83,22 +92,6 @@ __device__ inline float behind(const Work& work, const float* head, int s, int i
   return exists ? number : 0.0f;
 }
 
-// Adds to lane k the sequences of task k among those of the lanes.
-__device__ inline void add_counts(int tasks, int task, bool is_real, int& count) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  FASTLIN_NO_UNROLL
-  for (int k = 0; k < tasks; ++k) {
-    const int found = __popc(__ballot_sync(0xffffffffu, is_real && task == k));
-    if (lane == k) count += found;
-  }
-}
-
-// Sequences of each block, whole tiles of `tile`.
-inline std::int64_t share_of(std::int64_t sequences, int tile) {
-  const std::int64_t tiles = (sequences + tile - 1) / tile;
-  return (tiles + kCountRows - 1) / kCountRows * tile;
-}
-
 template <int M>
 int form_floats(const Pieces& how) {
   return kStages * how.stage_floats() + how.heads * kHead<M> + Forming<M>::together * RecordOf<M>::floats;
@@ -145,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
       const float* head = heads + (how.heads > 1 ? stage : 0) * kHead<M>;
       if (counts_tasks && warp == 0) {
         const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
-        add_counts(static_cast<int>(P.K), task, here.first + lane < end, count);
+        add_counts(static_cast<int>(P.K), here.first + lane < end ? task : -1, count);
       }
       FASTLIN_UNROLL
       for (int k = 0; k < F::rest; ++k) {
@@ -291,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     const float *matrices = stages + stage * S::stage, *head = heads + stage * S::head;
     if (counts_tasks && thread < 32) {
       const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
-      add_counts(static_cast<int>(P.K), task, lane < sequences, count);
+      add_counts(static_cast<int>(P.K), lane < sequences ? task : -1, count);
     }
     float* to = work.records + (first - work.first) * RecordOf<M>::floats;
     FASTLIN_NO_UNROLL

@@ -1,41 +1,32 @@
 // One layer, one trial, from tokens: no Gram matrix. A sequence with query q, task k and tokens z:
 //
-//   a = W' q    c = P_k v_k + sum z (z . v_k)    e = sum z (z . a)    yhat = scale a . c (+ last_skip q .
-//   h_k) r = dloss/dyhat    dW = sum r q c'    and of each task: sum of squared errors, of r e and of r q
+//   a = W' q    c = P_k v_k + sum z (z . v_k)    e = sum z (z . a)
+//   yhat = scale a . c (+ last_skip q . h_k)     r = dloss/dyhat    dW = sum r q c'
+//   and of each task: the sums of squared errors, of r e and of r q
 //
-// A block takes a chunk, 32 sequences (a tile) at a time, whose tokens come in pieces (pieces.cuh).
+// A block of 4 warps takes a chunk, a tile of 32 sequences at a time, whose tokens come in pieces:
 //
-//   lane = sequence: a, v, c, e are in registers, 4 M of them; a token is loaded once, and serves 4 M FMAs
+//   lane = sequence: a, v, c, e are in registers, 4 M of them; a token is loaded once, for 4 M + 1 FMAs
 //   warps share the tokens of a piece, two at a time of a width up to 12, else one
 //   warps' parts of c, e and a . c go through shared memory; each warp adds every fourth row of them
-//   thread (i, j) owns dW_ij, and adds 32 sequences with 16 loads of 128 bits; widths from 12 on 2, 4 or 9
-//   sums threads own the sums of tasks likewise, 32 sequences by a mask of bits; there are K (2 M + 1)
+//   thread (i, j) owns dW_ij, and adds 32 sequences with 16 loads of 128 bits (tokens_sums.cuh)
 //
-// Tokens of M = 11, n = 50: 2256 bytes a sequence with query, target and task, for 1.11 ns of an A100. 128
-// threads, three or four blocks a multiprocessor, since each has about 51 KB of shared memory. A tile takes
-// 25 pairs of 90 FMAs and 11 loads, over four warps, and the rest of a tile is about as much again.
+// By the machine code of sm_90, all gradients, K = 2, t = 1, n = 50; for a tile, against the clocks that its
+// bytes take at the bandwidth of an A100 (H100), and a warp's share of instructions in them:
+//
+//   M     bytes a sequence    clocks          instructions of a warp    registers    shared memory    blocks
+//   11    2256                5390 (5630)     2430 (45 %)               128          50 KB            3 (4)
+//   33    6744                16100 (16800)   8200 (51 %)               252          100 KB           1 (2)
+//
+// Of the 2430, 7 pieces take 151 each to wait, to begin the copy of another piece and to loop, 25 pairs of
+// tokens 110 for every fourth, the start of a tile 360, and its end 320. A multiprocessor has 68 KB (90 KB)
+// on their way. The order of sums is the same for all layouts of the tokens, with gradients and without.
 #include "cuda/pieces.cuh"
+#include "cuda/tokens_sums.cuh"
 
 namespace fastlin {
 namespace cuda {
 namespace {
-
-constexpr int kRow =
-    36;  // floats of a row of 32 sequences: eight rows that follow each other meet in no bank
-
-template <int M>
-struct Shape {
-  static constexpr int rows = 2 * M + 1;  // of a warp's part: c, e, a . c
-  static constexpr int w_row = (M + 3) / 4 * 4;
-  static constexpr int piece = M <= 7 ? 16 : M <= 12 ? 8 : 4;   // tokens at most
-  static constexpr int blocks = M <= 11 ? 4 : M == 12 ? 3 : 2;  // a multiprocessor, as registers allow
-  // Sums of dW that a thread owns: rows i, i + threads_i, ... and columns likewise.
-  static constexpr int own_i = M <= 11 ? 1 : M <= 22 ? 2 : 3, own_j = M <= 12 ? 1 : M <= 22 ? 2 : 3;
-  static constexpr int threads_i = (M + own_i - 1) / own_i, threads_j = (M + own_j - 1) / own_j;
-  static_assert(threads_i * threads_j <= kThreads);
-  static constexpr int task_sums = (kMostTasks * rows + kThreads - 1) / kThreads;  // of a thread
-  static constexpr int own_rows = (M + kWarps - 1) / kWarps;                       // of a warp
-};
 
 // Where the parts of a block's shared memory start, in floats.
 template <int M>
@@ -143,105 +134,6 @@ __device__ inline void load_parameters(const Problem<float>& P, const Memory<M>&
     memory[at.c0 + to] = sum;
   }
 }
-
-// The sums of a chunk that a thread owns.
-template <int M>
-struct Sums {
-  using S = Shape<M>;
-  float dW[S::own_i][S::own_j] = {}, task[S::task_sums] = {};
-
-  // Rows of 32 sequences: c, r e and a . c in part 0, r q and squared errors in part 1. Number i of a task
-  // is in this row: M of r e, M of r q, and the squared errors.
-  static __device__ int row_of(int i) { return i < M ? M + i : M + 1 + i; }
-
-  __device__ void add_dW(const float* parts) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread >= S::threads_i * S::threads_j) return;
-    const float* rq = parts + (S::rows + thread / S::threads_j) * kRow;
-    const float* c = parts + thread % S::threads_j * kRow;
-    constexpr int chains = S::own_i * S::own_j == 1 ? 4 : 1;
-    float tile[S::own_i][S::own_j][chains] = {};
-    FASTLIN_UNROLL
-    for (int s = 0; s < kTile; s += 4) {
-      Quad left[S::own_i], right[S::own_j];
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::own_i; ++i) left[i] = load_quad(rq + i * S::threads_i * kRow + s);
-      FASTLIN_UNROLL
-      for (int j = 0; j < S::own_j; ++j) right[j] = load_quad(c + j * S::threads_j * kRow + s);
-      FASTLIN_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        FASTLIN_UNROLL
-        for (int i = 0; i < S::own_i; ++i) {
-          FASTLIN_UNROLL
-          for (int j = 0; j < S::own_j; ++j) {
-            tile[i][j][k % chains] = std::fma(left[i].x[k], right[j].x[k], tile[i][j][k % chains]);
-          }
-        }
-      }
-    }
-    FASTLIN_UNROLL
-    for (int i = 0; i < S::own_i; ++i) {
-      FASTLIN_UNROLL
-      for (int j = 0; j < S::own_j; ++j) {
-        const float (&of)[chains] = tile[i][j];
-        dW[i][j] += chains == 4 ? (of[0] + of[1 % chains]) + (of[2 % chains] + of[3 % chains]) : of[0];
-      }
-    }
-  }
-
-  // `k` is the task of this lane's sequence, -1 past the end.
-  __device__ void add_tasks(const float* parts, int tasks, int k, bool gradients) {
-    int mask[S::task_sums] = {};
-    FASTLIN_NO_UNROLL
-    for (int each = 0; each < tasks; ++each) {
-      const int bits = static_cast<int>(__ballot_sync(0xffffffffu, k == each));
-      FASTLIN_UNROLL
-      for (int u = 0; u < S::task_sums; ++u) {
-        if (number(u) / S::rows == each) mask[u] = bits;
-      }
-    }
-    FASTLIN_UNROLL
-    for (int u = 0; u < S::task_sums; ++u) {
-      const int i = number(u) % S::rows;
-      if (number(u) >= tasks * S::rows || (!gradients && i != 2 * M)) continue;
-      float sum[2] = {};
-      FASTLIN_UNROLL
-      for (int s = 0; s < kTile; s += 4) {
-        const Quad quad = load_quad(parts + row_of(i) * kRow + s);
-        FASTLIN_UNROLL
-        for (int b = 0; b < 4; ++b) sum[b % 2] += (mask[u] >> (s + b) & 1) != 0 ? quad.x[b] : 0.0f;
-      }
-      task[u] += sum[0] + sum[1];
-    }
-  }
-
-  __device__ void store(const Work& work, float* to) const {
-    const int m = static_cast<int>(work.P.m), thread = static_cast<int>(threadIdx.x);
-    if (work.out.dW != nullptr && thread < S::threads_i * S::threads_j) {
-      FASTLIN_UNROLL
-      for (int u = 0; u < S::own_i; ++u) {
-        FASTLIN_UNROLL
-        for (int w = 0; w < S::own_j; ++w) {
-          const int i = thread / S::threads_j + u * S::threads_i,
-                    j = thread % S::threads_j + w * S::threads_j;
-          if (i < m && j < m) to[work.numbers.dW + i * m + j] = dW[u][w];
-        }
-      }
-    }
-    FASTLIN_UNROLL
-    for (int u = 0; u < S::task_sums; ++u) {
-      const int k = number(u) / S::rows, i = number(u) % S::rows;
-      const int j = i < M ? i : i - M;
-      const std::int64_t column = i == 2 * M ? work.at.squares : i < M ? work.at.e : work.at.q;
-      if (k < work.P.K && column >= 0 && (i == 2 * M || j < m)) {
-        to[work.numbers.sums + k * work.at.width + column + (i == 2 * M ? 0 : j)] = task[u];
-      }
-    }
-  }
-
- private:
-  static __device__ int number(int u) { return static_cast<int>(threadIdx.x) + u * kThreads; }
-};
 
 template <int M>
 __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
@@ -389,6 +281,7 @@ bool tokens_serve(const Problem<float>& P, const Results<float>& out) {
 }
 
 int launch_tokens(const Work& work, std::int64_t first_chunk, std::int64_t chunks, void* stream) {
+  if (chunks == 0) return 0;
   switch (width_for(work.P.m)) {
     case 6:
       return launch_width<6>(work, first_chunk, chunks, stream);
