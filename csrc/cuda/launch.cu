@@ -3,6 +3,7 @@
 
 #include "cuda/kernels.cuh"
 #include "cuda/launch.h"
+#include "cuda/on_device.h"
 
 namespace fastlin {
 namespace cuda {
@@ -29,23 +30,6 @@ struct Device {
     taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
     taken(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   }
-};
-
-// Makes a device the current one for as long as it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    error = cudaGetDevice(&before_);
-    if (error == cudaSuccess && before_ != device) error = taken(cudaSetDevice(device));
-  }
-  ~OnDevice() { taken(cudaSetDevice(before_)); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  cudaError_t error;
-
- private:
-  int before_ = 0;
 };
 
 // Where a kernel's workspace lies, and how many blocks of threads there are.

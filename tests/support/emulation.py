@@ -24,7 +24,8 @@ NAME = "_cuda_emulated"
 FOLDER = toolchain.SOURCES.parent / "build" / "emulated"
 # Loops that nvcc is asked to unroll are no business of g++.
 EMULATED = ("-DFASTLIN_EMULATED", "-Wno-unknown-pragmas")
-SOURCES = ("cuda/launch.cu", "cuda/bindings.cpp")
+KERNELS = tuple(f"cuda/{path.name}" for path in sorted((toolchain.SOURCES / "cuda").glob("*.cu")))
+SOURCES = (*KERNELS, "cuda/bindings.cpp")
 # What fastlin_emulate takes, as a device is in the beginning.
 DEVICE = {"devices": 1, "multiprocessors": 4, "shared_bytes": 99 * 1024, "order": 0}
 
@@ -125,12 +126,17 @@ def reference() -> Path:
     return built("reference", flags_of, build)
 
 
+def update_driver(name: str, flags: tuple[str, ...]) -> Path:
+    """csrc/testing/cuda_update_driver.cpp with the kernels of the optimiser update."""
+    return linked(name, ("cuda/update.cu", "testing/cuda_update_driver.cpp"), flags)
+
+
 def driver(name: str, flags: tuple[str, ...]) -> Path:
     """csrc/testing/cuda_driver.cpp with the kernels."""
     judge = reference()
 
     def build(folder: Path, made: Path) -> None:
-        parts = dict.fromkeys(("cuda/launch.cu", "testing/cuda_driver.cpp"), flags)
+        parts = dict.fromkeys((*KERNELS, "testing/cuda_driver.cpp"), flags)
         objects = toolchain.objects(toolchain.native(), folder, parts)
         toolchain.run([*toolchain.native(), *flags, *objects, judge, "-pthread", "-o", made])
 
