@@ -50,12 +50,10 @@ class Schedule:
     def upload(self, steps: Sequence[tuple[int, float, float, list[float]]]) -> None:
         """Write the rows of the next steps (step, factor, weight, factors of terms), in one copy from the host."""
         words = torch.zeros(self.words.shape, dtype=torch.float64)
-        rows = words[1 + self.width :].view(self.rows, self.width)[: len(steps)]
-        rows[:, 1:] = torch.tensor(
-            [[factor, weight, *factors] for _, factor, weight, factors in steps], dtype=torch.float64
-        )
-        rows[:, :1].view(torch.int64)[:, 0] = torch.tensor([step for step, *_ in steps])
-        words[1 : 1 + self.width] = rows[0]
+        for i, (step, *numbers, factors) in enumerate([steps[0], *steps]):
+            row = words[1 + i * self.width :]
+            row[:1].view(torch.int64)[0] = step
+            row[1 : 3 + len(factors)] = torch.tensor([*numbers, *factors], dtype=torch.float64)
         self.words.copy_(words)
 
 

@@ -96,6 +96,18 @@ def launches() -> int:
     return count()
 
 
+def record(records: bool) -> int:
+    """Start or end to keep launches; starting forgets those kept before. How many are kept."""
+    function = ctypes.CDLL(module().__file__).fastlin_emulated_record
+    function.restype = ctypes.c_longlong
+    return function(int(records))
+
+
+def repeat(number: int) -> None:
+    """Repeat a launch that was kept, with the arguments that it had."""
+    ctypes.CDLL(module().__file__).fastlin_emulated_repeat(ctypes.c_longlong(number))
+
+
 ADDRESSES = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *EMULATED)
 RACES = ("-O1", "-g1", "-fsanitize=thread", *EMULATED)
 

@@ -15,7 +15,7 @@ from fastlin.backends import cuda
 from fastlin.backends.update import UpdateRule, UpdateState
 from fastlin.ops import call
 from fastlin.ops.sampled import sampled_gradients
-from fastlin.training import update
+from fastlin.training import graph
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
 from fastlin.training.update import LeanUpdate, TorchUpdate, why_not_lean
@@ -47,7 +47,7 @@ def both_ways(config):
     assert why_not_lean(config) is None
     _, lean = trace(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "why_not_lean", lambda config: "a test")
+        patch.setattr(graph, "why_not_lean", lambda config: "a test")
         patch.setattr(Objective, "by_hand", None)
         _, ordinary = trace(config)
     return lean, ordinary

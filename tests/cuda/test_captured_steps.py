@@ -1,0 +1,248 @@
+"""Training steps on the device: `fl.train` in CUDA graphs, in emulation.
+
+A step under `DeviceStep` reads nothing back and copies nothing from the host; repeated, its launches and operations
+give the following steps bit for bit.
+"""
+
+import contextlib
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import emulation
+from support.device_steps import DeviceStep, fake_graphs
+from support.training_configs import config_of
+from support.training_runs import EVALUATION_BATCH
+
+import fastlin as fl
+from fastlin.backends import cuda
+from fastlin.backends.update import Schedule
+from fastlin.training import graph, judge
+from fastlin.training.graph import way_of_steps, why_not_captured
+from fastlin.training.loop import Loop
+
+SPHERE = fl.SphereTasks(3, noise_std=0.2, bias=True)
+TARGET = {"mix": SPHERE, "target": fl.FixedTask([0.2, 0.4, 0.6], bias=True), "own_data": False}
+POINTS = fl.PointSet(torch.randn(9, 3), torch.randn(9), bias=True)
+DIVERGING = {"optimiser": "SGD", "optimiser_options": {}, "lr": 1e6, "clip": None, "units": "literal"}
+CASES = {
+    "plain": {"regime": "plain"},
+    "fine-tune": {"regime": "fine-tune"},
+    "joint": {"regime": "joint"},
+    "joint+heads": {"regime": "joint+heads"},
+    "heads in turn": {"regime": "one-prompt", "prompts_in_turn": True},
+    "each task": {"regime": "joint", "batch_per_task": True},
+    "annealed": {"regime": "zs+fs:v", **TARGET},
+    "side by side": {"regime": ["zs:q", "zs+fs:v", "zs+fs:all"], "model": "separate", **TARGET},
+    "separate": {"regime": "joint", "model": "separate"},
+    "reduced": {"regime": "joint", "model": "reduced"},
+    "stack": {"regime": "joint", "model": "stack", "layers": 2},
+    "diverging": {"regime": "joint", **DIVERGING},
+}
+
+
+def loop_of(regime, **options):
+    """A run of 12 steps with 3 records, all options of the update, and a schedule of the learning rate."""
+    given = {"schedule": "one-cycle", "clip": 0.5, "weight_decay": 0.01, "average": 0.4, "batch": 40, **options}
+    config = config_of(regime, steps=12, records=3, backend="cuda", preset="tuned", **given)
+    return Loop(config, progress=False)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    monkeypatch.setattr(judge, "_EVALUATION_BATCH", EVALUATION_BATCH)
+    with cuda.emulated(emulation.module()):
+        yield
+
+
+def parameters(loop):
+    return {name: raw.detach().clone() for name, raw in loop.model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_repeated_steps_are_the_following_steps(case, dtype, emulated):
+    """Parameters and records of a run whose steps repeat what one did, and of one that takes each step."""
+    plain = loop_of(dtype=dtype, **CASES[case])
+    plain.run()
+    assert cuda.backend.last_kernel is not None
+    with fake_graphs() as graphs:
+        loop = loop_of(dtype=dtype, **CASES[case])
+        loop.run()
+    phases = len(loop.config.regime.phases)
+    assert len(graphs.steps) == phases
+    assert graphs.repeats == 12 - 2 * phases
+    expected = parameters(plain)
+    for name, raw in parameters(loop).items():
+        assert torch.equal(raw, expected[name]), name
+        assert torch.isfinite(raw).all()
+    assert loop.records == plain.records
+    assert len(loop.records) >= 3
+    assert loop.diverged == plain.diverged
+    assert bool(loop.diverged) == (case == "diverging")
+
+
+LAUNCHES = {"plain": (7, 7), "joint": (7, 8), "joint+heads": (7, 8), "annealed": (8, 7), "stack": (7, 19)}
+"""Kernels of a loss with gradients (4), those of the update (2), and with several tasks that which draws them; and
+operations of torch: factors of the parameters, sorting by task, the ends of a stack, factors and sums of terms.
+"""
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_launches_of_a_step(case, emulated):
+    with fake_graphs() as graphs:
+        loop_of(**CASES[case]).run()
+    found = [(step.launches, len(step.operations)) for step in graphs.steps]
+    assert all(kernels <= LAUNCHES[case][0] for kernels, _ in found)
+    assert all(operations <= LAUNCHES[case][1] for _, operations in found), graphs.steps[-1].operations
+
+
+def test_an_update_of_a_step_is_two_launches(emulated, monkeypatch):
+    counts, prepare = [], cuda.backend.prepare_update
+
+    def counted(rule, state):
+        update = prepare(rule, state)
+
+        def apply(*given):
+            before = emulation.launches()
+            update(*given)
+            counts.append(emulation.launches() - before)
+
+        return apply
+
+    monkeypatch.setattr(cuda.backend, "prepare_update", counted)
+    with fake_graphs():
+        loop_of("joint+heads").run()
+    assert counts == [2, 2]  # the first step, and the second one, which is repeated
+
+
+def in_step(action):
+    with DeviceStep().recording():
+        action()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.tolist(),
+        lambda t: bool((t > 0).all()),
+        lambda t: float(t[0]),
+        lambda t: t[t > 0],
+        lambda t: t.nonzero(),
+        lambda t: torch.tensor([1.0]),
+        lambda t: t.new_tensor([1.0]),
+        lambda t: t.__setitem__(0, 1.0),
+        lambda t: t.to("cpu"),
+        lambda t: t.cpu(),
+        lambda t: torch.equal(t, t),
+    ],
+)
+def test_what_a_step_must_not_do_is_refused(action):
+    values = torch.ones(3)
+    in_step(lambda: values.mul_(2.0))
+    with pytest.raises(AssertionError):
+        in_step(lambda: action(values))
+
+
+def test_operations_are_repeated_on_the_memory_that_they_had():
+    values, total, step = torch.ones(3), torch.zeros(()), DeviceStep()
+    with step.recording():
+        doubled = 2.0 * values
+        total.add_(doubled.view(-1)[:2].sum())
+        values.mul_(3.0)
+    step.repeat()
+    step.repeat()
+    assert values.tolist() == [27.0] * 3
+    assert doubled.tolist() == [18.0] * 3
+    assert total.item() == 4.0 + 12.0 + 36.0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"own_data": True}, "phase 0: own_data"),
+        ({"shards": 2}, "phase 0: shards"),
+        (
+            {"regime": "zs:v", "mix": SPHERE, "target": POINTS, "own_data": False},
+            "phase 1: target is a PointSet, whose",
+        ),
+    ],
+)
+def test_where_a_step_is_not_captured_the_run_says_why(options, reason, emulated):
+    given = {"regime": "plain", **options}
+    with fake_graphs() as graphs:
+        loop = loop_of(**given)
+        said = way_of_steps(loop.config, 1)
+        assert said.startswith(f"lean, in a CUDA graph, but not {reason}")
+        loop.run()
+        assert len(graphs.steps) == len(loop.config.regime.phases) - 1
+        assert way_of_steps(loop_of("joint").config, 1) == "lean, in a CUDA graph"
+        assert way_of_steps(loop_of("joint").config, 2) == "lean, in a CUDA graph, but not phase 0: 2 processes"
+        assert way_of_steps(loop_of("joint", optimiser="RMSprop").config, 1) == "autograd: optimiser RMSprop"
+    assert way_of_steps(loop_of("joint").config, 1) == "lean"
+    assert why_not_captured(loop_of("joint").config, 0, 1) == "device cpu"
+
+
+def test_a_capture_that_fails_leaves_the_steps_as_they_are(emulated, monkeypatch):
+    """torch.cuda, as far as `captured` uses it, on a machine without a GPU."""
+    expected = loop_of("joint")
+    expected.run()
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    def fails(*_, **__):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    monkeypatch.setattr(graph, "_has_graphs", lambda device: True)
+    loop = loop_of("joint")
+    with pytest.warns(UserWarning, match="launched kernel by kernel: its capture fails: operation not permitted"):
+        loop.run()
+    assert loop.records == expected.records
+
+
+def test_a_run_that_resumes_between_two_records_has_the_same_bits(emulated, tmp_path):
+    """The rest of the interval is uploaded anew."""
+    with fake_graphs():
+        whole = loop_of("joint")
+        whole.run()
+        first, saved = loop_of("joint"), {}
+        monkey = pytest.MonkeyPatch()
+        one_step = Loop._one_step
+
+        def stops(self, *given):
+            if self.step == 6 and not saved:
+                saved.update(state=copy.deepcopy(state_of(self)), records=copy.deepcopy(self.records))
+            one_step(self, *given)
+
+        monkey.setattr(Loop, "_one_step", stops)
+        first.run()
+        monkey.undo()
+        again = loop_of("joint")
+        again.restore(*saved["state"], saved["records"])
+        again.run()
+    assert again.records == whole.records
+    assert all(torch.equal(raw, parameters(whole)[name]) for name, raw in parameters(again).items())
+
+
+def state_of(loop):
+    """What `Loop._save` writes."""
+    kept = []
+    loop._save(SimpleNamespace(save=lambda tree, tensors: kept.extend((tree, tensors))))
+    return kept
+
+
+def test_a_run_between_two_records_uploads_once(emulated, monkeypatch):
+    uploads, upload = [], Schedule.upload
+    monkeypatch.setattr(
+        Schedule, "upload", lambda self, steps: (uploads.append([s for s, *_ in steps]), upload(self, steps))
+    )
+    with fake_graphs():
+        loop_of("fine-tune").run()
+    assert uploads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
