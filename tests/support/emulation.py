@@ -24,7 +24,7 @@ NAME = "_cuda_emulated"
 FOLDER = toolchain.SOURCES.parent / "build" / "emulated"
 # Loops that nvcc is asked to unroll are no business of g++.
 EMULATED = ("-DFASTLIN_EMULATED", "-Wno-unknown-pragmas")
-KERNELS = tuple(f"cuda/{path.name}" for path in sorted((toolchain.SOURCES / "cuda").glob("*.cu")))
+KERNELS = tuple(sorted(str(path.relative_to(toolchain.SOURCES)) for path in toolchain.SOURCES.glob("cuda/*.cu")))
 SOURCES = (*KERNELS, "cuda/bindings.cpp")
 # What fastlin_emulate takes, as a device is in the beginning.
 DEVICE = {"devices": 1, "multiprocessors": 4, "shared_bytes": 99 * 1024, "order": 0}
