@@ -22,12 +22,15 @@ from fastlin.training import graph, judge
 from fastlin.training.graph import way_of_steps, why_not_captured
 from fastlin.training.loop import Loop
 
-SPHERE = fl.SphereTasks(3, noise_std=0.2, bias=True)
-TARGET = {"mix": SPHERE, "target": fl.FixedTask([0.2, 0.4, 0.6], bias=True), "own_data": False}
-POINTS = fl.PointSet(torch.randn(9, 3), torch.randn(9), bias=True)
+# Of width 6, which kernels of their own serve in float32.
+MIX = fl.TaskMixture([[1.0, 2.0, 0.0, 0.0, 1.0], [0.0, 1.0, -1.0, 1.0, 0.0]], [1.0, 2.0], [0.3, 0.7], noise_std=0.3)
+SPHERE = fl.SphereTasks(4, noise_std=0.2, bias=True)
+TARGET = {"mix": SPHERE, "target": fl.FixedTask([0.2, 0.4, 0.6, 0.8], bias=True), "own_data": False}
+POINTS = fl.PointSet(torch.randn(9, 4), torch.randn(9), bias=True)
 DIVERGING = {"optimiser": "SGD", "optimiser_options": {}, "lr": 1e6, "clip": None, "units": "literal"}
 CASES = {
     "plain": {"regime": "plain"},
+    "one trial": {"regime": "joint", "trials": 1},
     "fine-tune": {"regime": "fine-tune"},
     "joint": {"regime": "joint"},
     "joint+heads": {"regime": "joint+heads"},
@@ -44,7 +47,15 @@ CASES = {
 
 def loop_of(regime, **options):
     """A run of 12 steps with 3 records, all options of the update, and a schedule of the learning rate."""
-    given = {"schedule": "one-cycle", "clip": 0.5, "weight_decay": 0.01, "average": 0.4, "batch": 40, **options}
+    given = {
+        "mix": MIX,
+        "schedule": "one-cycle",
+        "clip": 0.5,
+        "weight_decay": 0.01,
+        "average": 0.4,
+        "batch": 40,
+        **options,
+    }
     config = config_of(regime, steps=12, records=3, backend="cuda", preset="tuned", **given)
     return Loop(config, progress=False)
 
