@@ -130,7 +130,8 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=side):
+        # torch leaves its stream the current one where a capture fails; the outer context puts that right.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, stream=side):
             step()
     except RuntimeError as error:
         warnings.warn(f"train: a step is launched kernel by kernel: its capture fails: {error}", stacklevel=2)

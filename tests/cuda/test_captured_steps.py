@@ -210,8 +210,7 @@ def test_a_capture_that_fails_leaves_the_steps_as_they_are(emulated, monkeypatch
     def fails(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    for name in ("stream", "device"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
