@@ -87,6 +87,7 @@ class CapturedUpdate(LeanUpdate):
         self._state.rates.fill_(config.lr)
         self._uploaded: dict[int, float] = {}
         self._replay: Callable[[], object] | None = None
+        self._objective: Objective | None = None  # whose tensors the graph reads and writes
 
     def take(self, objective: Objective, moment: Moment, caught: int | None) -> None:
         """Take the updates of a step, and add their losses (R,) to `total`; `caught` is not read."""
@@ -94,6 +95,7 @@ class CapturedUpdate(LeanUpdate):
             self._upload(objective, moment)
         self.lr = self.config.lr * self._uploaded.pop(moment.step)
         if self._replay is None:
+            self._objective = objective
             self._replay = captured(partial(self._step, objective), self.diverged.device)
         else:
             self._replay()
@@ -118,7 +120,7 @@ def _has_graphs(device: torch.device) -> bool:
 
 
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Take a step, capture it in a CUDA graph, and return what takes it again.
+    """Take a step, capture it in a CUDA graph, and return what takes it again, as long as its tensors live.
 
     The first step runs as it is: it allocates and compiles what is made once. The graph's own stream is then warm too.
     Where the capture fails, a warning says why, and `step` is what is returned.
@@ -136,9 +138,5 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     except RuntimeError as error:
         warnings.warn(f"train: a step is launched kernel by kernel: its capture fails: {error}", stacklevel=2)
         return step
-    return partial(_replay, graph, step)
-
-
-def _replay(graph: torch.cuda.CUDAGraph, step: Callable[[], object]) -> None:
-    """Replay a graph; `step` holds the tensors that its kernels read and write."""
-    graph.replay()
+    replay: Callable[[], object] = graph.replay
+    return replay
