@@ -201,25 +201,68 @@ def test_where_a_step_is_not_captured_the_run_says_why(options, reason, emulated
     assert why_not_captured(loop_of("joint").config, 0, 1) == "device cpu"
 
 
-def test_a_capture_that_fails_leaves_the_steps_as_they_are(emulated, monkeypatch):
-    """torch.cuda, as far as `captured` uses it, on a machine without a GPU."""
+@pytest.fixture
+def torch_cuda(monkeypatch):
+    """torch.cuda, as far as `captured` uses it, on a machine without a GPU: what happens, and on which stream."""
+    found = SimpleNamespace(current="current", events=[], fails=False)
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            found.events.append(f"{self.name} waits for {other.name}")
+
+    streams = {"current": Stream("current"), "side": Stream("side")}
+
+    @contextlib.contextmanager
+    def use(stream):
+        before, found.current = found.current, stream.name
+        try:
+            yield
+        finally:
+            found.current = before
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        """As torch does it: an error leaves the stream."""
+        before, found.current = found.current, f"{stream.name}, captured"
+        if found.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        yield
+        found.current = before
+
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams["current"])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: streams["side"])
+    made = SimpleNamespace(replay=lambda: found.events.append("replay"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    return found
+
+
+def test_a_step_is_taken_then_captured_then_replayed(torch_cuda):
+    replay = graph.captured(lambda: torch_cuda.events.append(f"step on {torch_cuda.current}"), torch.device("cuda"))
+    replay()
+    assert torch_cuda.events == [
+        "side waits for current",
+        "step on side",
+        "current waits for side",
+        "step on side, captured",
+        "replay",
+    ]
+
+
+def test_a_capture_that_fails_leaves_the_steps_as_they_are(emulated, torch_cuda, monkeypatch):
     expected = loop_of("joint")
     expected.run()
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-
-    def fails(*_, **__):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: stream)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", fails)
+    torch_cuda.fails = True
     monkeypatch.setattr(graph, "_has_graphs", lambda device: True)
     loop = loop_of("joint")
     with pytest.warns(UserWarning, match="launched kernel by kernel: its capture fails: operation not permitted"):
         loop.run()
     assert loop.records == expected.records
+    assert torch_cuda.current == "current"
 
 
 def test_a_run_that_resumes_between_two_records_has_the_same_bits(emulated, tmp_path):
@@ -253,11 +296,20 @@ def state_of(loop):
     return kept
 
 
-def test_a_run_between_two_records_uploads_once(emulated, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (4096, [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]),
+        (3, [[0, 1, 2], [3], [4, 5], [6, 7], [8, 9, 10], [11]]),
+    ],
+)
+def test_a_run_uploads_the_steps_up_to_the_next_record(rows, expected, emulated, monkeypatch):
+    """At once, up to a most; the phases of 6 steps have records after 4, 6, 8 and 12."""
     uploads, upload = [], Schedule.upload
+    monkeypatch.setattr(graph, "_MOST_ROWS", rows)
     monkeypatch.setattr(
         Schedule, "upload", lambda self, steps: (uploads.append([s for s, *_ in steps]), upload(self, steps))
     )
     with fake_graphs():
         loop_of("fine-tune").run()
-    assert uploads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
+    assert uploads == expected
