@@ -2,7 +2,8 @@
 
 FASTLIN_NO_EXTENSION=1  leaves both out on purpose
 FASTLIN_NO_CUDA=1       leaves fastlin._cuda out
-FASTLIN_CUDA_ARCHS      "all", or architectures like 80,90; csrc/cuda/nvcc.py has the default and the whole list
+FASTLIN_CUDA_ARCHS      "all", "native" for the GPUs of this machine, or architectures like 80,90; csrc/cuda/nvcc.py has
+                        the default and the whole list
 FASTLIN_WERROR=1        turns warnings into errors
 CUDA_HOME               the CUDA toolkit, where it is not the one of PATH
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fastlin import cli
+from fastlin import _info, cli
 from fastlin._files import replacing
 from fastlin.bench import gpu, table
 from fastlin.bench.compare import read
@@ -71,12 +71,13 @@ def complaints(of_gpu: Outcome, others: Outcome, record: dict[str, Any]) -> list
     return found
 
 
-def report(why: Sequence[str], tests: Sequence[Outcome], record: dict[str, Any]) -> str:
-    """The report, in Markdown."""
+def report(why: Sequence[str], tests: Sequence[Outcome], record: dict[str, Any], kernels: str) -> str:
+    """The report, in Markdown; `kernels` says what code runs on the GPU, and on what driver."""
     verdict = "".join(f"- {reason}\n" for reason in why) or "All tests passed, all results were right.\n"
     counts = "".join(f"- {t.name}: {t.passed} passed, {t.skipped} skipped, {len(t.failures)} failed\n" for t in tests)
     times = f"```text\n{table.as_text(record)}```\n"
-    return f"# fastlin on {record['machine']['cpu']}\n\n{verdict}\n## Tests\n\n{counts}\n## Times\n\n{times}"
+    head = f"# fastlin on {record['machine']['cpu']}\n\nCUDA kernels: {kernels}\n\n{verdict}"
+    return f"{head}\n## Tests\n\n{counts}\n## Times\n\n{times}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"), metavar="FOLDER", help="of the report")
     parser.add_argument("--quick", action="store_true", help="few calls: to see that it runs, not to compare")
     options = parser.parse_args(arguments)
+    kernels = cli.cuda_state(_info.info()["cuda"])
+    print(f"CUDA kernels: {kernels}", flush=True)
     reason = gpu.why_not()
     if reason is not None:
         sys.stderr.write(f"gpu-check: this machine cannot run it: {reason}\n")
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = read(folder / "bench.json")
     why = complaints(tests[0], tests[1], record)
     with replacing(folder / "report.md") as temporary:
-        temporary.write_text(report(why, tests, record))
+        temporary.write_text(report(why, tests, record, kernels))
     print(*why, f"the report is in {folder}", sep="\n")
     return int(bool(why))
 

@@ -13,6 +13,7 @@
 
 #include "binding_arguments.h"
 #include "binding_checks.h"
+#include "binding_update.h"
 #include "cpu/update.h"
 #include "kernels.h"
 
@@ -223,74 +224,22 @@ void define_attention(py::module_& m) {
       py::arg("iterations"), py::arg("dtype"), py::arg("instruction_set") = "");
 }
 
-// values, gradients, first and second means, averages, idle trials, units: a list of addresses for each, an
-// entry for each parameter; 0 is absent.
-using ParameterArrays = std::array<Addresses, 7>;
-using ParameterSizes = std::vector<std::array<std::int64_t, 3>>;  // size, copies, run
-
 template <class T>
-std::vector<UpdatedParameter<T>> parameters_of(std::int64_t R, const ParameterSizes& sizes,
-                                               const ParameterArrays& arrays, const UpdateRule& rule) {
-  for (const Addresses& addresses : arrays) check_count("arrays", addresses, sizes.size());
-  std::vector<UpdatedParameter<T>> parameters;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const auto& [size, copies, run] = sizes[i];
-    check_within("sizes", size, 0, kMaxElements);
-    check_within("copies", copies, 1, kMaxElements);
-    check_within("run", run, 1, kMaxElements);
-    if (size % run != 0) refuse("run", std::to_string(run), "a divisor of " + std::to_string(size));
-    const std::int64_t count = elements("sizes", {R, size});
-    UpdatedParameter<T> p{size,
-                          copies,
-                          run,
-                          at<T>(arrays[0], i),
-                          at<const T>(arrays[1], i),
-                          at<const T>(arrays[6], i),
-                          at<T>(arrays[2], i),
-                          at<T>(arrays[3], i),
-                          at<T>(arrays[4], i),
-                          at<const std::uint8_t>(arrays[5], i)};
-    check_array("values", p.value, count, Use::kNeeded);
-    check_array("gradients", p.gradient, elements("sizes", {R, size, copies}), Use::kNeeded);
-    check_array("units", p.unit, size, Use::kOptional);
-    check_array("first", p.first, count, Use::kNeeded);
-    check_array("second", p.second, count, rule.is_adam ? Use::kNeeded : Use::kOptional);
-    check_array("averages", p.average, count, rule.average_weight > 0.0 ? Use::kNeeded : Use::kOptional);
-    parameters.push_back(p);
-  }
-  return parameters;
-}
-
-template <class T>
-void update_of(int threads, std::int64_t R, const ParameterSizes& sizes, const ParameterArrays& arrays,
-               const Addresses& of_trials, const UpdateRule& rule) {
-  const auto parameters = parameters_of<T>(R, sizes, arrays, rule);
-  const UpdatedTrials<T> trials{R,
-                                at<const T>(of_trials, 0),
-                                at<double>(of_trials, 1),
-                                at<const double>(of_trials, 2),
-                                at<std::int64_t>(of_trials, 3),
-                                at<std::int64_t>(of_trials, 4)};
-  check_array("loss", trials.loss, R, Use::kNeeded);
-  check_array("total", trials.total, R, Use::kNeeded);
-  check_array("lr", trials.lr, R, Use::kNeeded);
-  check_array("updates", trials.updates, 1, Use::kNeeded);
-  check_array("diverged", trials.diverged, R, Use::kNeeded);
+void update_of(int threads, const UpdateArguments& given) {
+  const auto parameters = parameters_of<T>(given);
+  const UpdatedTrials<T> trials = trials_of<T>(given);
   py::gil_scoped_release release;
-  update(rule, trials, parameters, threads);
+  update(given.rule, trials, parameters, threads);
 }
 
 void define_update(py::module_& m) {
   m.def(
       "update",
       [](bool dbl, int threads, std::int64_t R, const ParameterSizes& sizes, const ParameterArrays& arrays,
-         const Addresses& of_trials, bool is_adam, const std::array<double, 7>& numbers) {
+         const Addresses& of_trials, bool is_adam, const UpdateNumbers& numbers) {
         check_threads(threads);
-        check_within("R", R, 0, kMaxElements);
-        check_count("of_trials", of_trials, 5);
-        const auto& [scale, beta1, beta2, eps, decay, clip, weight] = numbers;
-        const UpdateRule rule{is_adam, scale, beta1, beta2, eps, decay, clip, weight};
-        (dbl ? &update_of<double> : &update_of<float>)(threads, R, sizes, arrays, of_trials, rule);
+        (dbl ? &update_of<double> : &update_of<float>)(threads,
+                                                       {R, sizes, arrays, of_trials, is_adam, numbers});
       },
       "One update of Adam or SGD of all parameters of all trials, in place.", py::arg("float64"),
       py::arg("threads"), py::arg("R"), py::arg("sizes"), py::arg("arrays"), py::arg("of_trials"),

@@ -74,7 +74,7 @@ def _show_info(options: argparse.Namespace) -> None:
         state = f"yes: {extension['compiler']}, {extension['flags']}; {about['instruction_set']}"
     rows = {**about["versions"], "threads": about["threads"], "devices": ", ".join(about["devices"])}
     width = _tables.terminal_width()
-    for name, value in {**rows, "extension": state, "cuda": _cuda_state(about["cuda"])}.items():
+    for name, value in {**rows, "extension": state, "cuda": cuda_state(about["cuda"])}.items():
         print(_tables.wrapped(f"{name:15} {value}", width, " " * 16))
     print("backends")
     for name, backend in about["backends"].items():
@@ -83,11 +83,15 @@ def _show_info(options: argparse.Namespace) -> None:
         print(f"auto on {device:7} {' → '.join(order)}")
 
 
-def _cuda_state(cuda: dict[str, Any]) -> str:
+def cuda_state(cuda: dict[str, Any]) -> str:
+    """The CUDA kernels of `fastlin.info`, in a line: devices and the code that they run, driver and build."""
     built = f"built for {cuda['architectures']} by CUDA {cuda['cuda']}" if "architectures" in cuda else None
+    if built and cuda["needs_driver"]:
+        built += f", which needs driver {cuda['needs_driver']} or newer"
     if not cuda["available"]:
         return "; ".join(["no: " + cuda["reason"], *([built] if built else [])])
-    return f"yes: {', '.join(cuda['devices'])}; driver {cuda['driver'] or 'unknown'}; {built}"
+    devices = [f"{device} runs {code}" for device, code in zip(cuda["devices"], cuda["runs"], strict=True)]
+    return f"yes: {'; '.join(devices)}; driver {cuda['driver'] or 'unknown'}; {built}"
 
 
 def _availability(backend: dict[str, Any]) -> str:

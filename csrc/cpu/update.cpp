@@ -1,13 +1,6 @@
-// The update of Adam and SGD, as torch.optim defines them:
-//   g = scale * unit * sum of copies, scaled to a norm of at most `clip` per trial, + weight_decay * value
-//   Adam: first += (1 - beta1)(g - first)     second = beta2 second + (1 - beta2) g^2
-//         value -= lr / (1 - beta1^t) * first / (sqrt(second) / sqrt(1 - beta2^t) + eps)
-//   SGD:  first = beta1 first + g             value -= lr * first
-
 #include "cpu/update.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -17,11 +10,6 @@ namespace fastlin {
 namespace {
 
 constexpr std::int64_t kWorthSharing = 1 << 16;  // numbers, about 40 us
-
-template <class T>
-struct Constants {
-  T scale, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, step, root_factor;
-};
 
 // Eight sums, so that additions do not wait for each other.
 template <class T>
@@ -50,66 +38,42 @@ void pull(const UpdatedParameter<T>& p, const T* __restrict__ gradient, T* __res
 }
 
 template <class T>
-void adam(const Constants<T>& k, std::int64_t size, const T* __restrict__ gradient, T* __restrict__ value,
-          T* __restrict__ first, T* __restrict__ second) {
-  for (std::int64_t i = 0; i < size; ++i) {
-    const T g = k.scale * gradient[i] + k.decay * value[i];
-    first[i] += k.one_minus_beta1 * (g - first[i]);
-    second[i] = k.beta2 * second[i] + k.one_minus_beta2 * (g * g);
-    value[i] -= k.step * first[i] / (k.root_factor * std::sqrt(second[i]) + k.eps);
-  }
+void adam_of(const UpdateConstants<T>& k, std::int64_t size, const T* __restrict__ gradient,
+             T* __restrict__ value, T* __restrict__ first, T* __restrict__ second) {
+  for (std::int64_t i = 0; i < size; ++i) adam(k, gradient[i], value[i], first[i], second[i]);
 }
 
 template <class T>
-void sgd(const Constants<T>& k, std::int64_t size, const T* __restrict__ gradient, T* __restrict__ value,
-         T* __restrict__ first) {
-  for (std::int64_t i = 0; i < size; ++i) {
-    first[i] = k.beta1 * first[i] + (k.scale * gradient[i] + k.decay * value[i]);
-    value[i] -= k.step * first[i];
-  }
+void sgd_of(const UpdateConstants<T>& k, std::int64_t size, const T* __restrict__ gradient,
+            T* __restrict__ value, T* __restrict__ first) {
+  for (std::int64_t i = 0; i < size; ++i) sgd(k, gradient[i], value[i], first[i]);
 }
 
 template <class T>
 void average(T weight, std::int64_t size, const T* __restrict__ value, T* __restrict__ mean) {
-  // A weight of 1 must give the value itself.
-  if (weight < T(0.5)) {
-    for (std::int64_t i = 0; i < size; ++i) mean[i] += weight * (value[i] - mean[i]);
-  } else {
-    for (std::int64_t i = 0; i < size; ++i) mean[i] = value[i] - (value[i] - mean[i]) * (T(1) - weight);
-  }
+  for (std::int64_t i = 0; i < size; ++i) mean[i] = averaged(weight, value[i], mean[i]);
 }
 
 template <class T>
-void update_trial(const UpdateRule& rule, const std::vector<UpdatedParameter<T>>& parameters, std::int64_t r,
-                  double lr, double t, T* pulled) {
-  const auto trains = [r](const UpdatedParameter<T>& p) { return p.idle == nullptr || p.idle[r] == 0; };
-  double scale = rule.gradient_scale, square = 0.0;
+void update_trial(const UpdateRule& rule, const UpdateCorrections& corrections,
+                  const std::vector<UpdatedParameter<T>>& parameters, std::int64_t r, double lr, T* pulled) {
+  double square = 0.0;
   T* gradient = pulled;
   for (const auto& p : parameters) {
     pull(p, p.gradient + r * p.size * p.copies, gradient);
-    if (rule.clip >= 0.0 && trains(p)) square += squared_norm(gradient, p.size);
+    if (rule.clip >= 0.0 && p.trains(r)) square += squared_norm(gradient, p.size);
     gradient += p.size;
   }
-  if (rule.clip >= 0.0) {
-    const double norm = std::abs(scale) * std::sqrt(square);
-    if (norm > rule.clip) scale *= rule.clip / norm;
-  }
-  Constants<T> k{};
-  k.scale = static_cast<T>(scale), k.decay = static_cast<T>(rule.weight_decay);
-  k.beta1 = static_cast<T>(rule.beta1), k.beta2 = static_cast<T>(rule.beta2);
-  k.one_minus_beta1 = static_cast<T>(1.0 - rule.beta1), k.one_minus_beta2 = static_cast<T>(1.0 - rule.beta2);
-  k.eps = static_cast<T>(rule.eps);
-  k.step = static_cast<T>(rule.is_adam ? lr / (1.0 - std::pow(rule.beta1, t)) : lr);
-  k.root_factor = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(rule.beta2, t)));
+  const UpdateConstants<T> k(rule, corrections, lr, square);
   const T weight = static_cast<T>(rule.average_weight);
   gradient = pulled;
   for (const auto& p : parameters) {
     const std::int64_t at = r * p.size;
-    if (trains(p)) {
+    if (p.trains(r)) {
       if (rule.is_adam) {
-        adam(k, p.size, gradient, p.value + at, p.first + at, p.second + at);
+        adam_of(k, p.size, gradient, p.value + at, p.first + at, p.second + at);
       } else {
-        sgd(k, p.size, gradient, p.value + at, p.first + at);
+        sgd_of(k, p.size, gradient, p.value + at, p.first + at);
       }
     }
     if (weight > T(0)) average(weight, p.size, p.value + at, p.average + at);
@@ -123,17 +87,15 @@ template <class T>
 void update(const UpdateRule& rule, const UpdatedTrials<T>& trials,
             const std::vector<UpdatedParameter<T>>& parameters, int threads) {
   const std::int64_t done = ++*trials.updates;
+  const UpdateCorrections corrections(rule, static_cast<double>(done));
   std::int64_t width = 0;  // of a trial
   for (const auto& p : parameters) width += p.size;
   const std::int64_t team = width * trials.R < kWorthSharing ? 1 : std::min<std::int64_t>(threads, trials.R);
   std::vector<T> pulled(static_cast<std::size_t>(width * team));
   const auto trial = [&](std::int64_t r, int thread) {
-    const double loss = static_cast<double>(trials.loss[r]);
-    trials.total[r] += loss;
-    if (trials.diverged[r] == 0 && !std::isfinite(loss)) trials.diverged[r] = done;
+    trials.note(r, done);
     if (trials.diverged[r] != 0) return;
-    update_trial(rule, parameters, r, trials.lr[r], static_cast<double>(done),
-                 pulled.data() + width * thread);
+    update_trial(rule, corrections, parameters, r, trials.lr[r], pulled.data() + width * thread);
   };
   for_each_block(trials.R, static_cast<int>(team), trial);
 }

@@ -11,9 +11,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "binding_arguments.h"
+#include "binding_update.h"
 #include "cuda/launch.h"
+#include "cuda/update.h"
 
 #ifndef FASTLIN_MODULE
 #define FASTLIN_MODULE _cuda
@@ -163,6 +166,55 @@ void define_sample(py::module_& m) {
       py::arg("batch"), py::arg("task"));
 }
 
+// words, rows, width, whether the update ends the step; no words: no schedule.
+using ScheduleTuple = std::tuple<std::uintptr_t, std::int64_t, std::int64_t, bool>;
+
+Schedule schedule_of(const ScheduleTuple& tuple) {
+  const auto& [words, rows, width, ends] = tuple;
+  const Schedule schedule{reinterpret_cast<double*>(words), rows, width, ends};
+  check_array("schedule", schedule.words, elements("schedule", {rows, width}), Use::kOptional);
+  if (words != 0) check_within("schedule", width, Schedule::kFewestColumns, kMaxElements);
+  return schedule;
+}
+
+template <class T>
+void update_of(const UpdateArguments& given, const ScheduleTuple& tuple, std::uintptr_t workspace, int device,
+               std::uintptr_t stream) {
+  check_within("parameters", static_cast<std::int64_t>(given.sizes.size()), 0, kMostParameters);
+  const auto parameters = parameters_of<T>(given);
+  const UpdatedTrials<T> trials = trials_of<T>(given);
+  const Schedule schedule = schedule_of(tuple);
+  check_array("workspace", reinterpret_cast<const double*>(workspace), 1, Use::kNeeded);
+  launched("update", [&] {
+    return update(given.rule, trials, parameters, schedule, pointer(workspace), device, pointer(stream));
+  });
+}
+
+void define_update(py::module_& m) {
+  m.def(
+      "update_workspace",
+      [](std::int64_t R, std::int64_t width) {
+        elements("values", {R, width});
+        return update_bytes(R, width);
+      },
+      "Bytes of device memory that `update` works in, for R trials of `width` numbers.", py::arg("R"),
+      py::arg("width"));
+  m.def(
+      "update",
+      [](bool dbl, int device, std::uintptr_t stream, std::uintptr_t workspace, const ScheduleTuple& schedule,
+         std::int64_t R, const ParameterSizes& sizes, const ParameterArrays& arrays,
+         const Addresses& of_trials, bool is_adam, const UpdateNumbers& numbers) {
+        (dbl ? &update_of<double> : &update_of<float>)({R, sizes, arrays, of_trials, is_adam, numbers},
+                                                       schedule, workspace, device, stream);
+      },
+      "One update of Adam or SGD of all parameters of all trials, in place, enqueued. With a schedule "
+      "(words, "
+      "rows, width, ends) the factor of the learning rates and the weight of the averages are read there.",
+      py::arg("float64"), py::arg("device"), py::arg("stream"), py::arg("workspace"), py::arg("schedule"),
+      py::arg("R"), py::arg("sizes"), py::arg("arrays"), py::arg("of_trials"), py::arg("is_adam"),
+      py::arg("numbers"));
+}
+
 py::dict build_info() {
   py::dict info;
 #ifdef FASTLIN_EMULATED
@@ -193,6 +245,7 @@ PYBIND11_MODULE(FASTLIN_MODULE, m) {
   m.def("build_info", &build_info, "CUDA version, architectures and flags of this build.");
   define_attention(m);
   define_sample(m);
+  define_update(m);
 }
 
 }  // namespace cuda

@@ -3,30 +3,13 @@
 #include "cuda/device.cuh"
 #include "cuda/generic.h"
 #include "cuda/launch.h"
-#include "cuda/sort.h"
+#include "cuda/on_device.h"
 
 namespace fastlin {
 namespace cuda {
 namespace {
 
 constexpr std::int64_t kRecordBytes = std::int64_t{512} << 20;  // of records: a larger batch comes in pieces
-
-// Makes a device the current one for as long as it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    error = cudaGetDevice(&before_);
-    if (error == cudaSuccess && before_ != device) error = taken(cudaSetDevice(device));
-  }
-  ~OnDevice() { taken(cudaSetDevice(before_)); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  cudaError_t error;
-
- private:
-  int before_ = 0;
-};
 
 enum class Path { kTrials, kTokens, kDrawn, kStack, kGeneric };
 

@@ -51,25 +51,43 @@ def _output(*command: str) -> str:
 
 
 def architectures(wanted: str | None, toolkit: Toolkit) -> tuple[str, ...]:
-    """Architectures by the value of FASTLIN_CUDA_ARCHS: None, "all", or a list like "80,90".
+    """Architectures by the value of FASTLIN_CUDA_ARCHS: None, "all", "native", or a list like "80,90".
 
     Raises
     ------
     ValueError
-        When nvcc does not know one.
+        When nvcc does not know one, or "native" finds no GPU.
     """
     if not wanted:
         return DEFAULT
     if wanted == "all":
         return tuple(name for name in ARCHITECTURES if name in toolkit.architectures)
-    names = tuple(dict.fromkeys(f"sm_{part.strip().removeprefix('sm_')}" for part in wanted.split(",")))
+    parts = _of_this_machine() if wanted == "native" else wanted.split(",")
+    names = tuple(dict.fromkeys(f"sm_{part.strip().removeprefix('sm_')}" for part in parts))
     unknown = [name for name in names if name not in toolkit.architectures]
     if unknown:
         raise ValueError(
             f"FASTLIN_CUDA_ARCHS={wanted}: nvcc {toolkit.version} does not know {unknown[0]}; "
-            f'wants "all" or a list of {", ".join(toolkit.architectures)}'
+            f'wants "all", "native" or a list of {", ".join(toolkit.architectures)}'
         )
     return names
+
+
+def _of_this_machine() -> list[str]:
+    """Architectures of the GPUs here, as nvidia-smi names them, without the dot."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        found = []
+    else:
+        found = re.findall(r"^(\d+)\.(\d+)\s*$", done.stdout, re.MULTILINE)
+    if not found:
+        raise ValueError(
+            f'FASTLIN_CUDA_ARCHS=native: got no GPU from "{" ".join(command)}", wants a machine with one, '
+            'or "all", or a list like "80,90"'
+        )
+    return [major + minor for major, minor in found]
 
 
 def describe(names: Sequence[str]) -> str:

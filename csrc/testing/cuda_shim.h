@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +73,8 @@ struct Log {
   std::map<const void*, int> shared_allowed;  // by kernel, after its opt-in
   std::string problem;                        // description of the last failed launch
   long long launches = 0;
+  bool records = false;                         // whether launches are kept, to be repeated
+  std::vector<std::function<void()>> recorded;  // since `records` was set
 };
 inline Log& log() {
   static Log instance;
@@ -173,13 +176,31 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
     failed(error);
     return;
   }
-  running.body = [](const void* pointer) {
-    const Call* launched = static_cast<const Call*>(pointer);
-    std::apply(launched->kernel, launched->arguments);
+  const auto run = [call, grid, block, shared_bytes] {
+    running.body = [](const void* pointer) {
+      const Call* launched = static_cast<const Call*>(pointer);
+      std::apply(launched->kernel, launched->arguments);
+    };
+    running.arguments = &call;
+    run_grid(grid, block, shared_bytes);
+    ++log().launches;
   };
-  running.arguments = &call;
-  run_grid(grid, block, shared_bytes);
-  ++log().launches;
+  if (log().records) log().recorded.emplace_back(run);
+  run();
+}
+
+// Starts to keep launches, after those kept before are forgotten, or ends it; returns how many are kept.
+inline long long record(bool records) {
+  const std::lock_guard<std::mutex> lock(log().running);
+  if (records && !log().records) log().recorded.clear();
+  log().records = records;
+  return static_cast<long long>(log().recorded.size());
+}
+
+// Repeats a launch that was kept, with the same arguments.
+inline void repeat(long long number) {
+  const std::lock_guard<std::mutex> lock(log().running);
+  log().recorded.at(static_cast<std::size_t>(number))();
 }
 
 // The host, which also runs __host__ __device__ functions, is thread 0.
@@ -216,6 +237,12 @@ __attribute__((used, visibility("default"))) inline void fastlin_emulate(int dev
 }
 __attribute__((used, visibility("default"))) inline long long fastlin_emulated_launches() {
   return fastlin::emulated::log().launches;
+}
+__attribute__((used, visibility("default"))) inline long long fastlin_emulated_record(int records) {
+  return fastlin::emulated::record(records != 0);
+}
+__attribute__((used, visibility("default"))) inline void fastlin_emulated_repeat(long long number) {
+  fastlin::emulated::repeat(number);
 }
 }
 

@@ -1,106 +1,24 @@
-// Runs the optimiser update over edge sizes, in arrays of exactly their size, for the sanitizers. Returns 0
-// if any number of threads gives the same bits and every number is finite.
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <initializer_list>
-#include <vector>
+// The optimiser update of the CPU over edge sizes. Returns 0 if any number of threads gives the same bits and
+// every number is finite.
 
 #include "cpu/update.h"
+#include "testing/update_cases.h"
 
 namespace fastlin {
 namespace {
 
-constexpr std::int64_t kCopies = 3;
-
-template <class T>
-struct Arrays {
-  std::vector<T> value, gradient, unit, first, second, average;
-  std::vector<std::uint8_t> idle;
-};
-
-template <class T>
-std::vector<Arrays<T>> updated(const UpdateRule& rule, std::int64_t R, int threads) {
-  std::vector<Arrays<T>> all;
-  std::vector<UpdatedParameter<T>> parameters;
-  for (const std::int64_t size : {0, 1, 7, 8, 121, 4096}) {
-    const auto count = static_cast<std::size_t>(R * size);
-    Arrays<T> a{std::vector<T>(count),
-                std::vector<T>(count * kCopies),
-                std::vector<T>(static_cast<std::size_t>(size), T(0.5)),
-                std::vector<T>(count),
-                std::vector<T>(count),
-                std::vector<T>(count),
-                std::vector<std::uint8_t>(static_cast<std::size_t>(R))};
-    for (std::size_t i = 0; i < count; ++i) {
-      a.value[i] = static_cast<T>(static_cast<double>(i % 17) - 8.0);
-    }
-    for (std::size_t i = 0; i < a.gradient.size(); ++i) {
-      a.gradient[i] = static_cast<T>(static_cast<double>(i % 23) - 11.0);
-    }
-    for (std::int64_t r = 0; r < R; ++r) a.idle[static_cast<std::size_t>(r)] = r % 3 == 2 ? 1 : 0;
-    all.push_back(std::move(a));
-  }
-  for (Arrays<T>& a : all) {
-    const auto size = static_cast<std::int64_t>(a.value.size()) / R;
-    const std::int64_t run = size % 11 == 0 && size > 0 ? 11 : std::max<std::int64_t>(size, 1);
-    const bool has_unit = size % 2 != 0;
-    parameters.push_back({size, kCopies, run, a.value.data(), a.gradient.data(),
-                          has_unit ? a.unit.data() : nullptr, a.first.data(),
-                          rule.is_adam ? a.second.data() : nullptr, a.average.data(), a.idle.data()});
-  }
-  std::vector<T> loss(static_cast<std::size_t>(R), T(1));
-  std::vector<double> total(loss.size()), lr(loss.size(), 1e-2);
-  std::vector<std::int64_t> diverged(loss.size());
-  std::int64_t updates = 0;
-  const UpdatedTrials<T> trials{R, loss.data(), total.data(), lr.data(), &updates, diverged.data()};
-  update(rule, trials, parameters, threads);
-  loss[0] = static_cast<T>(NAN);
-  update(rule, trials, parameters, threads);
-  if (updates != 2 || diverged[0] != 2) all.clear();
-  return all;
-}
-
-template <class T>
-bool same(const std::vector<T>& a, const std::vector<T>& b) {
-  for (const T x : a) {
-    if (!std::isfinite(x)) return false;
-  }
-  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 template <class T>
 int holds(const UpdateRule& rule, std::int64_t R) {
-  const auto one = updated<T>(rule, R, 1), several = updated<T>(rule, R, 4);
-  if (one.empty() || several.empty()) return 0;
-  for (std::size_t i = 0; i < one.size(); ++i) {
-    const Arrays<T>&a = one[i], &b = several[i];
-    if (!same(a.value, b.value) || !same(a.first, b.first) || !same(a.second, b.second) ||
-        !same(a.average, b.average)) {
-      return 0;
-    }
-  }
-  return 1;
-}
-
-int run() {
-  int passed = 0, expected = 0;
-  for (const bool is_adam : {true, false}) {
-    for (const double clip : {-1.0, 0.5}) {
-      const UpdateRule rule{is_adam, 0.5, 0.9, 0.98, 1e-8, 0.1, clip, 0.25};
-      for (const std::int64_t R : {1, 3, 50}) {
-        passed += holds<float>(rule, R) + holds<double>(rule, R);
-        expected += 2;
-      }
-    }
-  }
-  std::printf("%s %d\n", passed == expected ? "ok" : "failed", passed);
-  return passed == expected ? 0 : 1;
+  const auto on = [](int threads) { return [threads](const auto&... given) { update(given..., threads); }; };
+  return agree(updated<T>(rule, R, on(1)), updated<T>(rule, R, on(4))) ? 1 : 0;
 }
 
 }  // namespace
 }  // namespace fastlin
 
-int main() { return fastlin::run(); }
+int main() {
+  using namespace fastlin;
+  return all_updates_hold({1, 3, 50}, 2, [](const UpdateRule& rule, std::int64_t R) {
+    return holds<float>(rule, R) + holds<double>(rule, R);
+  });
+}

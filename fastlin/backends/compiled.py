@@ -7,7 +7,7 @@ when their last dimension is contiguous, whatever the other strides are; otherwi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from fastlin.backends.base import Backend, check_sizes
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Gradients, Problem
+from fastlin.backends.update import UpdateRule, UpdateState
 
 RESULTS = ("yhat", "loss", "per_task", "x", "q", "p", "A", "C", "W", "v", "h")
 """What kernels can be asked for, gradients by their letter."""
@@ -116,6 +117,30 @@ def packed(
     addresses = [0 if t is None else t.data_ptr() for t in kept]
     outputs = [results[letter].data_ptr() if letter in results else 0 for letter in RESULTS]
     return ((B, n, *sizes, total), strides, factors, flags, addresses, outputs, source), kept
+
+
+PackedUpdate = tuple[tuple[Any, ...], list[Tensor]]
+
+
+def packed_update(rule: UpdateRule, state: UpdateState) -> Callable[[Tensor, list[Tensor], float], PackedUpdate]:
+    """A function of losses, gradients and average weight: arguments of the kernel `update`, as in `packed`."""
+    is_adam, *numbers = rule
+    absent = [0] * len(state.values)
+    values, *others = [
+        [0 if t is None else t.data_ptr() for t in tensors] or absent
+        for tensors in (state.values, state.first, state.second, state.averages, state.idle, state.units)
+    ]
+    of_trials = [tensor.data_ptr() for tensor in (state.total, state.rates, state.updates, state.diverged)]
+    sizes = [(value[0].numel(), *copies) for value, copies in zip(state.values, state.copies, strict=True)]
+    trials = len(state.total)
+
+    def call(loss: Tensor, gradients: list[Tensor], average_weight: float) -> PackedUpdate:
+        kept = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+        arrays = [values, [gradient.data_ptr() for gradient in kept], *others]
+        of_all = [loss.data_ptr(), *of_trials]
+        return (trials, sizes, arrays, of_all, is_adam, (*numbers, average_weight)), [loss, *kept]
+
+    return call
 
 
 def constants(problem: Problem) -> tuple[tuple[int, ...], tuple[float, ...], tuple[bool, ...]]:

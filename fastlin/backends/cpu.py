@@ -16,7 +16,16 @@ from torch import Tensor
 from fastlin import _extension, _instruction_sets
 from fastlin._instruction_sets import instruction_set, instruction_sets, using
 from fastlin.backends.base import Batch, BoundLoss, LossAndGradients, PreparedLoss
-from fastlin.backends.compiled import RESULTS, CompiledBackend, Inputs, constants, empty_losses, packed, rows
+from fastlin.backends.compiled import (
+    RESULTS,
+    CompiledBackend,
+    Inputs,
+    constants,
+    empty_losses,
+    packed,
+    packed_update,
+    rows,
+)
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import LETTERS, Problem
 from fastlin.backends.update import PreparedUpdate, UpdateRule, UpdateState
@@ -77,20 +86,13 @@ class CpuBackend(CompiledBackend):
 
     def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
         """A function that updates all parameters of all trials in place; the state's tensors stay where they are."""
-        is_adam, *numbers = rule
-        parameters, of_trials = state[:6], [tensor.data_ptr() for tensor in state[7:]]
-        absent = [0] * len(state.values)
-        values, *others = [[0 if t is None else t.data_ptr() for t in tensors] or absent for tensors in parameters]
-        sizes = [(value[0].numel(), *copies) for value, copies in zip(state.values, state.copies, strict=True)]
-        trials, is_double = len(state.total), state.values[0].dtype is torch.float64
+        packed_call, is_double = packed_update(rule, state), state.values[0].dtype is torch.float64
         update = _extension.loaded().update
 
-        def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float) -> None:
-            kept = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
-            arrays = [values, [gradient.data_ptr() for gradient in kept], *others]
-            of_all = [loss.data_ptr(), *of_trials]
-            target = (is_double, torch.get_num_threads(), trials)
-            update(*target, sizes, arrays, of_all, is_adam, (*numbers, average_weight))
+        def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float | None) -> None:
+            assert average_weight is not None, "a CPU has no schedule"
+            arguments, _kept = packed_call(loss, gradients, average_weight)
+            update(is_double, torch.get_num_threads(), *arguments)
 
         return prepared
 

@@ -19,9 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastlin import _extension, backends
 from fastlin.backends.base import Batch
-from fastlin.backends.compiled import CompiledBackend, Inputs, packed, rows
+from fastlin.backends.compiled import CompiledBackend, Inputs, packed, packed_update, rows
 from fastlin.backends.draw import Draw
 from fastlin.backends.problem import Problem
+from fastlin.backends.update import PreparedUpdate, UpdateRule, UpdateState
 
 _emulated: ModuleType | None = None
 
@@ -41,6 +42,7 @@ def emulated(module: ModuleType) -> Iterator[None]:
 
 class CudaBackend(CompiledBackend):
     name = "cuda"
+    updates = True
     schedules = True
     piece = 1 << 22  # tasks, their order and what sorting them takes: 150 MB
 
@@ -96,6 +98,23 @@ class CudaBackend(CompiledBackend):
         module.gram(float64, index, stream, workspace.data_ptr(), sizes, (tokens.data_ptr(), G.data_ptr()))
         self.last_kernel = f"{_label(z.dtype)} gram"
         return G
+
+    def prepare_update(self, rule: UpdateRule, state: UpdateState) -> PreparedUpdate:
+        """A function that updates all parameters of all trials in place; the state's tensors stay where they are."""
+        value, schedule, packed_call = state.values[0], state.schedule, packed_update(rule, state)
+        float64, module, R = value.dtype is torch.float64, _module(), len(state.total)
+        size = module.update_workspace(R, sum(each[0].numel() for each in state.values))
+        workspace = torch.empty(size, dtype=torch.uint8, device=value.device)
+
+        def prepared(loss: Tensor, gradients: list[Tensor], average_weight: float | None) -> None:
+            index, stream = _place(value.device)
+            arguments, _kept = packed_call(loss, gradients, average_weight or 0.0)
+            words = (0, 0, 0, False)
+            if schedule is not None:
+                words = (schedule.words.data_ptr(), schedule.rows, schedule.width, average_weight is None)
+            module.update(float64, index, stream, workspace.data_ptr(), words, *arguments)
+
+        return prepared
 
 
 backend = CudaBackend()

@@ -162,7 +162,7 @@ class Reduced(_Layer):
 
     def _fixed_heads(self) -> Tensor:
         v = self.W.new_zeros(*self.shape.lead, self.shape.tasks, self.shape.width)
-        v[..., -1] = 1.0
+        v[..., -1].fill_(1.0)  # without a number from the host, which an assignment would copy
         return v
 
     def _tokens(self) -> Tensor:

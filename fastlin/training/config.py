@@ -238,6 +238,11 @@ class RunConfig:
         return max(len(self.regime.variants), 1)
 
     @property
+    def record_every(self) -> int:
+        """Steps between two records."""
+        return max(self.steps // self.records, 1)
+
+    @property
     def sources(self) -> dict[str, TaskSource]:
         """The task sources by the names in the terms of an objective."""
         return {"mix": self.mix} if self.target is None else {"mix": self.mix, "target": self.target}

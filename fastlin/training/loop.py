@@ -21,15 +21,15 @@ from fastlin.models import Model
 from fastlin.training import checkpoint
 from fastlin.training.callbacks import Callback
 from fastlin.training.config import RunConfig
+from fastlin.training.graph import make_update
 from fastlin.training.judge import Judge
 from fastlin.training.objective import Objective
-from fastlin.training.optimiser import multiplier
 from fastlin.training.progress import Progress
 from fastlin.training.record import Folder
 from fastlin.training.signals import Signal
 from fastlin.training.start import initial_model, training_sources
 from fastlin.training.team import ALONE, Team
-from fastlin.training.update import Moment, Update, make_update
+from fastlin.training.update import Update, moment_at
 
 
 class Loop:
@@ -63,7 +63,7 @@ class Loop:
         self.model, self.judge = initial_model(config), Judge(config, team)
         self._checkpoint_seconds, self._progress, self._callback = checkpoint_seconds, progress, callback
         self._sources = training_sources(config)
-        self._record_every = max(config.steps // config.records, 1)
+        self._record_every = config.record_every
         self.step = 0
         self.signal = Signal()
         self.failure: BaseException | None = None
@@ -121,7 +121,7 @@ class Loop:
         names = model.trained_names(config.regime.phases[index].trains)
         diverged = torch.zeros(model.shape.trials, dtype=torch.int64, device=config.device)
         diverged[list(self.diverged)] = 1
-        self._update = make_update(config, model, names, self._idle(index, names), diverged)
+        self._update = make_update(config, model, names, self._idle(index, names), diverged, index, self.team.size)
         self._averaged = self._summed = 0
 
     def _idle(self, index: int, names: list[str]) -> dict[str, Tensor]:
@@ -136,12 +136,8 @@ class Loop:
 
     def _one_step(self, objective: Objective, first: int, end: int) -> None:
         assert self._update is not None
-        progress = (self.step - first) / (end - first)
-        weight = 0.0
-        if self.step >= end - round(self.config.average * (end - first)):
-            self._averaged += 1
-            weight = 1.0 / self._averaged
-        moment = Moment(self.step, progress, multiplier(self.config, progress), weight)
+        moment = moment_at(self.config, self.step, first, end)
+        self._averaged += int(moment.average_weight > 0.0)
         self._update.take(objective, moment, self.signal.caught)
         self.signal.heard = objective.heard
         self._summed += objective.turns

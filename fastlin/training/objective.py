@@ -23,7 +23,7 @@ from torch import Tensor
 from fastlin.data.sources import TaskMixture
 from fastlin.models import Model
 from fastlin.models.base import Forms
-from fastlin.ops.sampled import GradientsOfStep, Stream, TaskSource
+from fastlin.ops.sampled import GradientsOfStep, Step, Stream, TaskSource
 from fastlin.training.config import RunConfig
 from fastlin.training.regimes import Term, keyed
 from fastlin.training.team import Team
@@ -45,6 +45,12 @@ class TermDraw(NamedTuple):
     rows: Tensor | None  # trials that have the term; None: all
     variants: list[Term]  # the term in each variant that has it; empty without variants
     calls: dict[int, GradientsOfStep]  # of its sources, by index, once they are prepared
+    column: int  # of its first factor among `Objective.factors`
+
+    @property
+    def weighted(self) -> list[Term]:
+        """The terms whose weights are its factors, one for each variant that has it."""
+        return self.variants or [self.term]
 
 
 class Objective:
@@ -112,7 +118,16 @@ class Objective:
                 weight = weight * balanced.task_counts(first, last - first) / balanced.task_counts(0, batch)
             weight = weight.to(self.model.attention_unit)
         own_terms = [t for t in terms if t is not None]
-        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms, {})
+        column = i_term * config.variants
+        return TermDraw(term, shots, sources, stream, first, last - first, share, weight, rows, own_terms, {}, column)
+
+    def factors(self, progress: float) -> list[float]:
+        """Factors of the losses of all terms at `progress`, as `by_hand` takes them: `variants` columns for each."""
+        found = [1.0] * (len(self.phase.objective) * self.config.variants)
+        for draw in self._units[0]:
+            for i, term in enumerate(draw.weighted):
+                found[draw.column + i] = draw.share * term.weight_at(progress)
+        return found
 
     def backward(self, step: int, progress: float, turn: int, trained: list[Tensor], caught: int | None) -> Tensor:
         """Compute the losses (R,) of the batch, and set the gradients of the trained parameters, by autograd.
@@ -135,11 +150,13 @@ class Objective:
         return loss
 
     @torch.no_grad()
-    def by_hand(self, step: int, progress: float, turn: int, caught: int | None) -> tuple[Tensor, list[Tensor]]:
+    def by_hand(
+        self, step: Step, progress: float | Tensor, turn: int, caught: int | None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Losses (R,) of the batch and their gradients of the trained raw parameters, without autograd.
 
-        Arguments as in `backward`. The gradients are those of the losses, without the factor 1 / `loss_unit`, in the
-        forms of `Model.pull`.
+        Arguments as in `backward`; of a step in device memory, `progress` is a tensor of its `factors`. The gradients
+        are those of the losses, without the factor 1 / `loss_unit`, in the forms of `Model.pull`.
         """
 
         def of_draws(draws: list[TermDraw]) -> tuple[Tensor, list[Tensor]]:
@@ -196,7 +213,7 @@ class Objective:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _gradients(
-        self, draws: list[TermDraw], step: int, progress: float, turn: int
+        self, draws: list[TermDraw], step: Step, progress: float | Tensor, turn: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`loss`, and its gradients by letter of the op's parameters."""
         forms = self._kept_forms()
@@ -263,7 +280,7 @@ class Objective:
 
 
 def _of_rows(
-    call: GradientsOfStep, forms: Forms, own: Forms, rows: Tensor, step: int
+    call: GradientsOfStep, forms: Forms, own: Forms, rows: Tensor, step: Step
 ) -> tuple[Tensor, dict[str, Tensor]]:
     for letter, form in forms.items():
         if form is not None:
@@ -271,9 +288,16 @@ def _of_rows(
     return call(step)
 
 
-def _factor(draw: TermDraw, progress: float, like: Tensor) -> Tensor | None:
+def _factor(draw: TermDraw, progress: float | Tensor, like: Tensor) -> Tensor | None:
     """Factor of a term's loss, one for each of its trials; None for one."""
-    weights = [term.weight_at(progress) for term in draw.variants or (draw.term,)]
-    if draw.share == 1.0 and weights.count(1.0) == len(weights):
-        return None
-    return (draw.share * like.new_tensor(weights)).repeat(len(like) // len(weights))
+    terms = draw.weighted
+    if isinstance(progress, Tensor):
+        if draw.share == 1.0 and all(tuple(term.weight) == (1.0, 1.0) for term in terms):
+            return None
+        factors = progress[draw.column : draw.column + len(terms)].to(like.dtype)
+    else:
+        weights = [term.weight_at(progress) for term in terms]
+        if draw.share == 1.0 and weights.count(1.0) == len(weights):
+            return None
+        factors = draw.share * like.new_tensor(weights)
+    return factors.repeat(len(like) // len(terms))

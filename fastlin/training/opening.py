@@ -16,9 +16,9 @@ from torch import Tensor
 from fastlin import models
 from fastlin._info import info
 from fastlin.training.config import RunConfig
+from fastlin.training.graph import way_of_steps
 from fastlin.training.record import MODEL, Folder, Result, RunFile, first_difference
 from fastlin.training.team import Team
-from fastlin.training.update import why_not_lean
 
 
 @dataclass
@@ -79,8 +79,7 @@ def _compare(first: dict[str, Any], own: dict[str, Any], rank: int) -> None:
 def _about(config: RunConfig, team: Team) -> dict[str, Any]:
     machine = {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()}
     where = {"device": str(config.device), "machine": machine, "processes": team.size}
-    reason = why_not_lean(config)
-    step = "lean" if reason is None else f"autograd: {reason}"
+    step = way_of_steps(config, team.size)
     return {"backend": config.serving_backend, "step": step, **where, "info": info()}
 
 

@@ -3,7 +3,7 @@
 `LeanUpdate` has no autograd: the kernel makes the gradients of the op's parameters, the model pulls them back to its
 own, and one compiled call updates all trials. It serves Adam and SGD with momentum, on backends with `updates`, for
 models of linear attention. `TorchUpdate` takes any optimiser of torch.optim and any model, through autograd.
-`why_not_lean` decides.
+`why_not_lean` decides; `fastlin.training.graph` has the lean step in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fastlin import backends, models
-from fastlin.backends.update import UpdateState
+from fastlin.backends.update import Schedule, UpdateState
 from fastlin.models import Model
 from fastlin.models.base import Scaled
 from fastlin.training.config import RunConfig
 from fastlin.training.objective import Objective
-from fastlin.training.optimiser import compiled_rule, make_optimiser
+from fastlin.training.optimiser import compiled_rule, make_optimiser, multiplier
 
 
 class Moment(NamedTuple):
@@ -33,6 +33,16 @@ class Moment(NamedTuple):
     progress: float  # in [0, 1] within the phase
     factor: float  # multiplier of the learning rate
     average_weight: float  # of the new values in the running average; 0: not averaged
+    first: int  # step of the phase
+    end: int
+
+
+def moment_at(config: RunConfig, step: int, first: int, end: int) -> Moment:
+    """A step of the phase that has the steps first, ..., end - 1."""
+    progress = (step - first) / (end - first)
+    averaged = step - (end - round(config.average * (end - first)))  # steps of the average that are done
+    weight = 0.0 if averaged < 0 else 1.0 / (averaged + 1)
+    return Moment(step, progress, multiplier(config, progress), weight, first, end)
 
 
 class Update(ABC):
@@ -103,19 +113,17 @@ def why_not_lean(config: RunConfig) -> str | None:
     return None
 
 
-def make_update(
-    config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
-) -> Update:
-    """The update of a phase, lean where it can be."""
-    kind = LeanUpdate if why_not_lean(config) is None else TorchUpdate
-    return kind(config, model, names, idle, diverged)
-
-
 class LeanUpdate(Update):
     """Kernel, pull-back, compiled update."""
 
     def __init__(
-        self, config: RunConfig, model: Model, names: list[str], idle: Mapping[str, Tensor], diverged: Tensor
+        self,
+        config: RunConfig,
+        model: Model,
+        names: list[str],
+        idle: Mapping[str, Tensor],
+        diverged: Tensor,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__(config, model, names, idle, diverged)
         rule = compiled_rule(config, 1.0 / model.loss_unit)
@@ -134,6 +142,7 @@ class LeanUpdate(Update):
             rates=torch.zeros_like(self.total),
             updates=torch.zeros_like(diverged[:1]),
             diverged=diverged,
+            schedule=schedule,
         )
         self._apply = backends.load(config.serving_backend).prepare_update(rule, self._state)
 

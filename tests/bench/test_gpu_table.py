@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fastlin as fl
 from benchmarks import gpu_check
 from benchmarks.gpu_check import Outcome
 from fastlin import cli, plots
@@ -120,15 +121,16 @@ def test_the_report_says_what_failed(record):
         "loss: eager: dW is off",
         "loss: fastlin@graph: RuntimeError: no",
     ]
-    text = gpu_check.report(why, [bad, OTHERS], record)
+    text = gpu_check.report(why, [bad, OTHERS], record, "yes: A100")
     for part in (
         "# fastlin on Test GPU",
+        "CUDA kernels: yes: A100",
         "- no test of the GPU ran",
         "- others: 9 passed, 3 skipped, 0 failed",
         "loss:",
     ):
         assert part in text
-    assert "All tests passed" in gpu_check.report([], [PASSED, OTHERS], record)
+    assert "All tests passed" in gpu_check.report([], [PASSED, OTHERS], record, "")
 
 
 def test_the_record_of_pytest_is_read(tmp_path):
@@ -159,8 +161,12 @@ def test_the_check_runs_tests_then_measures_and_writes(record, tmp_path, monkeyp
     assert gpu_check.main(["--out", str(out)]) == 0
     assert ran[0] == ("gpu", arguments)
     assert ran[1][0] == "others"
-    assert "All tests passed" in (out / "report.md").read_text()
-    assert f"the report is in {out}" in capsys.readouterr().out
+    kernels = f"CUDA kernels: {cli.cuda_state(fl.info()['cuda'])}\n"
+    written, printed = (out / "report.md").read_text(), capsys.readouterr().out
+    assert "All tests passed" in written
+    assert kernels in written
+    assert printed.startswith(kernels)
+    assert f"the report is in {out}" in printed
 
 
 def test_peaks_are_those_of_the_clocks():

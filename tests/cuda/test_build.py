@@ -149,7 +149,7 @@ def test_architectures_are_chosen(wanted, names):
     assert nvcc.architectures(wanted, TOOLKIT) == names
 
 
-@pytest.mark.parametrize("wanted", ["60", "80,", "native"])
+@pytest.mark.parametrize("wanted", ["60", "80,", "natives"])
 def test_an_architecture_that_nvcc_does_not_know_is_named(wanted):
     with pytest.raises(ValueError, match=rf"FASTLIN_CUDA_ARCHS={wanted}: nvcc 13.0 does not know sm_.*; wants"):
         nvcc.architectures(wanted, TOOLKIT)
@@ -170,7 +170,8 @@ def test_without_a_driver_the_module_loads_and_says_so(capsys):
     built = module.build_info()
     assert "sm_" in built["architectures"]
     assert cli.main(["info"]) == 0
-    said = f"no: {module.why_not()}; built for {built['architectures']} by CUDA {built['cuda']}\n"
+    needs = f"which needs driver {_info.needed_driver(built['cuda'])} or newer"
+    said = f"no: {module.why_not()}; built for {built['architectures']} by CUDA {built['cuda']}, {needs}\n"
     assert f"cuda            {said}" in capsys.readouterr().out
 
 
@@ -180,10 +181,67 @@ def test_info_has_a_line_for_a_gpu(tmp_path, monkeypatch):
     assert _info._driver() is None
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:00:00 UTC 2026\n")
     assert _info._driver() == "580.65.06"
-    built = {"architectures": "sm_80, PTX of compute_80", "cuda": "13.0"}
-    there = {"available": True, "reason": None, **built, "driver": "580.65.06", "devices": ["A100 (sm_80)"]}
-    assert cli._cuda_state(there) == (
-        "yes: A100 (sm_80); driver 580.65.06; built for sm_80, PTX of compute_80 by CUDA 13.0"
-    )
+    built = {"architectures": "sm_80, PTX of compute_80", "cuda": "13.0", "needs_driver": "580"}
+    devices = {"devices": ["A100 (sm_80)"], "runs": ["machine code of sm_80"]}
+    there = {"available": True, "reason": None, **built, "driver": "580.65.06", **devices}
+    of_build = "built for sm_80, PTX of compute_80 by CUDA 13.0, which needs driver 580 or newer"
+    assert cli.cuda_state(there) == f"yes: A100 (sm_80) runs machine code of sm_80; driver 580.65.06; {of_build}"
     gone = {**there, "available": False, "reason": "no device"}
-    assert cli._cuda_state(gone) == "no: no device; built for sm_80, PTX of compute_80 by CUDA 13.0"
+    assert cli.cuda_state(gone) == f"no: no device; {of_build}"
+
+
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [
+        ((8, 0), "machine code of sm_80"),
+        ((8, 9), "machine code of sm_86"),
+        ((9, 0), "PTX of compute_80, which the driver compiles at the first call; that may take about a minute and"),
+        ((12, 1), "machine code of sm_120"),
+        ((7, 5), "nothing: FASTLIN_CUDA_ARCHS=native builds machine code"),
+    ],
+)
+def test_the_code_that_a_gpu_runs(capability, code):
+    """That of the same generation, the latest that is not newer; else PTX that is not newer."""
+    found = _info.code_for(capability, "sm_80, sm_86, sm_120, PTX of compute_80")
+    assert found.startswith(code)
+    assert ("CUDA_CACHE_PATH" in found) == found.startswith("PTX")
+
+
+def test_the_driver_that_a_build_needs():
+    assert [_info.needed_driver(version) for version in ("12.8", "13.0", "13.2", "99.0")] == ["525", "580", "580", None]
+
+
+@pytest.fixture
+def machine_of(tmp_path, monkeypatch):
+    """A function that puts an nvidia-smi on the PATH, by what it prints and returns."""
+
+    def make(printed, status=0):
+        path = tmp_path / "nvidia-smi"
+        asked = '[ "$*" = "--query-gpu=compute_cap --format=csv,noheader" ] || exit 9'
+        path.write_text(f"#!/bin/sh\n{asked}\nprintf '{printed}'\nexit {status}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+def test_native_is_what_the_gpus_of_this_machine_are(machine_of):
+    machine_of(r"9.0\n9.0\n7.5\n")
+    assert nvcc.architectures("native", TOOLKIT) == ("sm_90", "sm_75")
+    assert nvcc.describe(nvcc.architectures("native", TOOLKIT)) == "sm_90, sm_75, PTX of compute_75"
+
+
+@pytest.mark.parametrize(("printed", "status"), [("", 0), ("No devices were found\\n", 0), ("[N/A]\\n", 0), ("8.0", 6)])
+def test_native_without_a_gpu_is_an_error(printed, status, machine_of):
+    machine_of(printed, status)
+    with pytest.raises(ValueError, match=r'FASTLIN_CUDA_ARCHS=native: got no GPU from "nvidia-smi .*, wants a machine'):
+        nvcc.architectures("native", TOOLKIT)
+
+
+def test_native_without_nvidia_smi_or_with_a_gpu_that_nvcc_does_not_know(machine_of, monkeypatch, tmp_path):
+    machine_of(r"7.0\n")
+    with pytest.raises(ValueError, match=r"FASTLIN_CUDA_ARCHS=native: nvcc 13.0 does not know sm_70"):
+        nvcc.architectures("native", TOOLKIT)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="got no GPU"):
+        nvcc.architectures("native", TOOLKIT)

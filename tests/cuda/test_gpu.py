@@ -4,9 +4,12 @@ import pytest
 import torch
 from support.op_cases import DOUBLE, LOSSES, PREDICTIONS, assert_close, gradients, make
 from support.sampled_cases import AT, SOURCES, differentiable, parameters, sampled
+from support.training_configs import config_of
 
 import fastlin as fl
 from fastlin.backends import cuda
+from fastlin.training import graph
+from fastlin.training.loop import Loop
 
 pytestmark = pytest.mark.gpu
 OPS = LOSSES + PREDICTIONS
@@ -164,3 +167,35 @@ def test_a_huge_batch_of_tokens():
     yhat = fl.predict(z, q, None, None, W, v, backend="cuda")
     assert yhat[-1].item() == 9.0
     assert yhat[:-1].abs().max().item() == 0.0
+
+
+def trained(regime, **options):
+    given = {"schedule": "one-cycle", "clip": 0.5, "average": 0.4, "batch": 500, "preset": "tuned", **options}
+    loop = Loop(config_of(regime, steps=24, records=3, device="cuda", **given), progress=False)
+    loop.run()
+    return loop
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "separate"}, {"model": "stack", "layers": 2}], ids=str)
+@pytest.mark.parametrize("regime", ["plain", "fine-tune", "joint+heads"])
+def test_captured_steps_have_the_bits_of_steps_that_are_launched(regime, options, monkeypatch):
+    captured = trained(regime, **options)
+    assert graph.way_of_steps(captured.config, 1) == "lean, in a CUDA graph"
+    monkeypatch.setattr(graph, "_has_graphs", lambda device: False)
+    launched = trained(regime, **options)
+    assert captured.records == launched.records
+    assert all(map(torch.equal, captured.model.parameters(), launched.model.parameters()))
+
+
+def test_no_step_between_two_records_waits():
+    """Nothing is read back and nothing copied from the host: torch would have to wait for the device."""
+    loop = Loop(config_of("joint", steps=24, records=2, device="cuda"), progress=False)
+    _, objective, first, end = next(loop._phases())
+    loop._one_step(objective, first, end)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(11):
+            loop._one_step(objective, first, end)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(loop._update.total).all()

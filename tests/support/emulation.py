@@ -96,6 +96,18 @@ def launches() -> int:
     return count()
 
 
+def record(records: bool) -> int:
+    """Start or end to keep launches; starting forgets those kept before. How many are kept."""
+    function = ctypes.CDLL(module().__file__).fastlin_emulated_record
+    function.restype = ctypes.c_longlong
+    return function(int(records))
+
+
+def repeat(number: int) -> None:
+    """Repeat a launch that was kept, with the arguments that it had."""
+    ctypes.CDLL(module().__file__).fastlin_emulated_repeat(ctypes.c_longlong(number))
+
+
 ADDRESSES = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *EMULATED)
 RACES = ("-O1", "-g1", "-fsanitize=thread", *EMULATED)
 
@@ -124,6 +136,11 @@ def reference() -> Path:
         toolchain.run([*toolchain.native(), "-nostdlib", "-r", *objects, "-o", made])
 
     return built("reference", flags_of, build)
+
+
+def update_driver(name: str, flags: tuple[str, ...]) -> Path:
+    """csrc/testing/cuda_update_driver.cpp with the kernels of the optimiser update."""
+    return linked(name, ("cuda/update.cu", "testing/cuda_update_driver.cpp"), flags)
 
 
 def driver(name: str, flags: tuple[str, ...]) -> Path:

@@ -4,16 +4,18 @@ trial diverged.
 
 import pytest
 import torch
+from support import emulation
 from support.training_configs import config_of, trace
 from support.training_runs import train
 
 import fastlin as fl
 from fastlin import backends
 from fastlin._files import read_json
+from fastlin.backends import cuda
 from fastlin.backends.update import UpdateRule, UpdateState
 from fastlin.ops import call
 from fastlin.ops.sampled import sampled_gradients
-from fastlin.training import update
+from fastlin.training import graph
 from fastlin.training.loop import Loop
 from fastlin.training.objective import Objective
 from fastlin.training.update import LeanUpdate, TorchUpdate, why_not_lean
@@ -45,7 +47,7 @@ def both_ways(config):
     assert why_not_lean(config) is None
     _, lean = trace(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "why_not_lean", lambda config: "a test")
+        patch.setattr(graph, "why_not_lean", lambda config: "a test")
         patch.setattr(Objective, "by_hand", None)
         _, ordinary = trace(config)
     return lean, ordinary
@@ -125,7 +127,7 @@ def test_a_step_reads_the_parameters_that_it_finds(kind):
 class Compiled:
     """The compiled update of parameters (R, ...)."""
 
-    def __init__(self, values, rule, rates, idle=None, units=None, copies=None):
+    def __init__(self, values, rule, rates, idle=None, units=None, copies=None, backend="cpu"):
         R = len(rates)
         counts = torch.zeros(R, dtype=torch.int64)
         zeros = [[torch.zeros_like(value) for value in values] for _ in range(3)]
@@ -142,7 +144,19 @@ class Compiled:
             updates=counts[:1].clone(),
             diverged=counts,
         )
-        self.update = backends.load("cpu").prepare_update(rule, self.state)
+        self.update = backends.load(backend).prepare_update(rule, self.state)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def updater(request):
+    """A backend with compiled updates; that of CUDA in emulation."""
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    with cuda.emulated(emulation.module()):
+        before = emulation.launches()
+        yield "cuda"
+        assert emulation.launches() > before
 
 
 def random_problem(R=3):
@@ -154,7 +168,7 @@ def random_problem(R=3):
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["adam", "sgd", "momentum"])
-def test_the_update_is_that_of_torch(kind, decay, clip):
+def test_the_update_is_that_of_torch(kind, decay, clip, updater):
     """100 steps with a learning rate for each trial: 1e-12, a few roundings a step."""
     values, loss = random_problem()
     rates, scale = [1e-3, 1e-2, 3e-2], 0.7
@@ -162,7 +176,7 @@ def test_the_update_is_that_of_torch(kind, decay, clip):
     rule = UpdateRule(kind == "adam", scale, beta1, 0.98, 1e-8, decay, -1.0 if clip is None else clip)
     # The last parameter has its factor, and three copies of each row.
     units = [torch.randn(4, 4, dtype=torch.float64), None, torch.randn(2, 3, dtype=torch.float64)]
-    own = Compiled(values, rule, rates, units=units, copies=[(1, 16), (1, 5), (3, 3)])
+    own = Compiled(values, rule, rates, units=units, copies=[(1, 16), (1, 5), (3, 3)], backend=updater)
     trials = [[value[r].clone().requires_grad_() for value in values] for r in range(3)]
     make = {
         "adam": lambda raws, lr: torch.optim.Adam(raws, lr=lr, betas=(beta1, 0.98), weight_decay=decay),
@@ -195,10 +209,10 @@ def test_the_update_is_that_of_torch(kind, decay, clip):
     assert own.state.total.tolist() == [100.0] * 3
 
 
-def test_idle_parameters_and_diverged_trials_stand_still():
+def test_idle_parameters_and_diverged_trials_stand_still(updater):
     values, loss = random_problem()
     idle = [None, torch.tensor([0, 1, 0], dtype=torch.uint8), None]
-    own = Compiled(values, UpdateRule(True, 1.0, 0.9, 0.9, 1e-8, 0.1, 1.0), [1e-2] * 3, idle)
+    own = Compiled(values, UpdateRule(True, 1.0, 0.9, 0.9, 1e-8, 0.1, 1.0), [1e-2] * 3, idle, backend=updater)
     trained = own.state.values
     # The gradient of an idle parameter does not count in the norm.
     grads = [torch.ones_like(value) for value in values]
@@ -303,14 +317,20 @@ def test_what_the_lean_step_does_not_serve():
         config_of(optimiser="SGD", optimiser_options={"momentum": -1.0})
 
 
-def test_arguments_of_the_compiled_update():
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_arguments_of_the_compiled_update(backend):
+    with cuda.emulated(emulation.module()):
+        check_arguments(backend)
+
+
+def check_arguments(backend):
     values, loss = random_problem()
     rule = UpdateRule(True, 1.0, 0.9, 0.9, 1e-8, 0.0, -1.0)
-    own = Compiled(values, rule._replace(is_adam=False), [1e-2] * 3)
-    wrong = backends.load("cpu").prepare_update(rule, own.state)
+    own = Compiled(values, rule._replace(is_adam=False), [1e-2] * 3, backend=backend)
+    wrong = backends.load(backend).prepare_update(rule, own.state)
     with pytest.raises(ValueError, match="second: got address 0, wants the address of 48 elements"):
         wrong(loss, values, 0.0)
-    uneven = Compiled(values, rule, [1e-2] * 3, copies=[(1, 16), (1, 2), (1, 6)])
+    uneven = Compiled(values, rule, [1e-2] * 3, copies=[(1, 16), (1, 2), (1, 6)], backend=backend)
     with pytest.raises(ValueError, match="run: got 2, wants a divisor of 5"):
         uneven.update(loss, values, 0.0)
     assert own.state.updates.tolist() == [0]
