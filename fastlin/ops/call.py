@@ -85,7 +85,7 @@ def _key(
         if tensor is None:
             key.append(None)
         elif isinstance(tensor, Tensor):
-            key += (type(tensor), tensor.shape, tensor.dtype, tensor.device)
+            key += (type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.layout)
         else:
             return None
     if (y is not None and y.requires_grad) or (weight is not None and weight.requires_grad):
