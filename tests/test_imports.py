@@ -42,7 +42,7 @@ ALLOWED = {
         "settings",
         "theory",
     },
-    "plots": {"_checks", "_files", "training"},
+    "plots": {"_checks", "_files", "_tables", "training"},
     "figures": {
         "_checks",
         "_files",
