@@ -3,6 +3,7 @@
 import math
 import re
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ DRAWN = {"mix": mix, "n": 8, "batch": 16, "p": p, "W": W, "v": v, "seed": 0, "st
 TRAIN = {"mix": mix, "regime": "joint", "n": 8, "steps": 2, "batch": 16, "progress": False}
 MIXTURE = {"means": [[1.0, 0.0], [0.0, 1.0]], "covariances": torch.eye(2).expand(2, 2, 2), "weights": [0.5, 0.5]}
 PANEL = {"task": mix, "regimes": "joint", "out": "nowhere", "lengths": [3], "steps": 2, "batch": 16}
+with warnings.catch_warnings(action="ignore"):  # torch calls nested tensors a prototype
+    RAGGED = torch.nested.nested_tensor([*z[:15], z[15, :3]])
 ERRORS = (TypeError, ValueError, fl.BackendError)
 
 # What somebody did; the function, its right arguments, the wrong ones; the message.
@@ -254,6 +257,20 @@ CALLS = [
         LAYER,
         {"z": z.to_sparse()},
         "z has layout torch.sparse_coo; wants torch.strided",
+    ),
+    (
+        "ragged sequences",
+        fl.prompt_loss,
+        LAYER,
+        {"z": RAGGED},
+        "z is a nested tensor; wants a torch.Tensor whose sequences have one length",
+    ),
+    (
+        "a matrix as text",
+        fl.theory.population_loss,
+        {"mix": mix, "n": 8, "W": W[:5, :5]},
+        {"W": "W"},
+        "W: wants an arr",
     ),
     ("targets as a column", fl.prompt_loss, LAYER, {"y": y[:, None]}, "y has shape (16, 1); wants (B,) with B = 16"),
     ("data on two devices", fl.prompt_loss, LAYER, {"q": q.to("meta")}, "q is on device meta; wants cpu, as z is"),
