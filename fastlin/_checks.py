@@ -16,7 +16,9 @@ def integer(name: str, value: Any, limit: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wants an integer") from None
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wants an integer")
     if not 0 <= number < limit:
         raise ValueError(f"{name}: got {number}, wants an integer in [0, {limit})")
     return number

@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     """Write text files, by name, into a folder, which is created if needed; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 Cells = Iterable[object]
 UNLIMITED = 1 << 16
 """Width of a pipe or a file."""
+_NO_BREAK = "\u00a0"
 
 
 def terminal_width(descriptor: int = 1) -> int:
@@ -27,9 +29,13 @@ def terminal_width(descriptor: int = 1) -> int:
     return UNLIMITED
 
 
-def wrapped(text: str, width: int, indent: str = "") -> str:
-    """Lines of a paragraph, all but the first indented; words such as paths stay whole."""
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def wrapped(text: str, width: int, indent: str = "", split_words: bool = False) -> str:
+    """Lines of a paragraph, all but the first indented; "n = 10" and "1.5 %" stay whole, and words such as paths."""
+    whole = re.sub(r" (?=%)|(?<= =) | (?== )", _NO_BREAK, text)
+    lines = textwrap.wrap(
+        whole, width, subsequent_indent=indent, break_long_words=split_words, break_on_hyphens=split_words
+    )
+    return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
 def html(title: str, facts: Mapping[str, object]) -> str:

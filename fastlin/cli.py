@@ -150,10 +150,12 @@ def _theory(options: argparse.Namespace) -> None:
     width = _tables.terminal_width()
     record = curves.compute(_setting(options), line=options.json or options.out is not None)
     show = curves.as_json if options.json else curves.as_csv if options.csv else partial(curves.as_table, width=width)
-    sys.stdout.write(show(record))
+    paths = []
     if options.out is not None:
-        for path in [*curves.write(record, options.out), *plots.theory(options.out, **plots.chosen(options))]:
-            print(path, file=sys.stderr)
+        paths = [*curves.write(record, options.out), *plots.theory(options.out, **plots.chosen(options))]
+    sys.stdout.write(show(record))
+    for path in paths:
+        print(path, file=sys.stderr)
 
 
 def _add_train(commands: Any) -> None:
@@ -394,8 +396,9 @@ def _plot(options: argparse.Namespace) -> None:
     for name in [*complete, *claims]:
         print(*plots.panel(folder, name, **plots.chosen(options)), sep="\n")
     complete += own.close(folder, records)
-    for path in plots.experiment(folder, **plots.chosen(options)):
-        print(path)
+    if table.holds_runs(folder) or any(record.get("runs") for record in records):
+        for path in plots.experiment(folder, **plots.chosen(options)):
+            print(path)
     for record in records:
         if record["name"] not in complete:
             print(f"{record['name']}: not all cells have ended; not drawn", file=sys.stderr)

@@ -291,6 +291,10 @@ def finite(op: str, tensors: Mapping[str, Tensor | None]) -> None:
 def _check_tensor(op: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} is a {type(value).__name__}; wants a torch.Tensor")
+    if value.is_nested:
+        raise TypeError(f"{op}: {name} is a nested tensor; wants a torch.Tensor whose sequences have one length")
+    if value.layout != torch.strided:
+        raise TypeError(f"{op}: {name} has layout {value.layout}; wants torch.strided, as {name}.to_dense() has")
 
 
 def _check_like(op: str, name: str, value: Any, anchor_name: str, anchor: Tensor) -> None:

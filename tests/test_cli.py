@@ -107,7 +107,7 @@ def test_theory_writes_records_and_pictures(tmp_path, capsys, monkeypatch):
         (["2z"], "2z: no such file; the settings that ship with fastlin are 2a, 2b, 2c, 2d, A1a, "),
         (["."], ".: is a directory, wants a TOML file"),
         (["wrong.toml"], "wrong.toml: nam: unknown field (did you mean name?), wants one of name, description, "),
-        (["2a", "--out", "wrong.toml/out"], "[Errno 20] Not a directory: "),
+        (["2a", "--out", "wrong.toml/out"], "wrong.toml: is a file, wants a folder"),
     ],
 )
 def test_theory_of_wrong_configs(tmp_path, capsys, monkeypatch, arguments, message):

@@ -20,7 +20,7 @@ ALLOWED = {
     "reference": {"validation"},
     "ops": {"_checks", "backends", "reference", "validation"},
     "_info": {"_extension", "_instruction_sets", "_version", "backends"},
-    "data": {"_checks", "_extension", "_instruction_sets", "backends"},
+    "data": {"_checks", "_tables", "_extension", "_instruction_sets", "backends"},
     "theory": {"_tables"},
     "_files": set(),
     "_tables": set(),
@@ -42,7 +42,7 @@ ALLOWED = {
         "settings",
         "theory",
     },
-    "plots": {"_checks", "_files", "training"},
+    "plots": {"_checks", "_files", "_tables", "training"},
     "figures": {
         "_checks",
         "_files",

@@ -1,15 +1,17 @@
-"""Mistakes that people make in their first hour: each gets one message of fastlin's own, and changes nothing."""
+"""Mistakes that people make in Python: each gets one message of fastlin's own, and changes nothing."""
 
 import math
 import re
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import fastlin as fl
-from fastlin import cli
+from fastlin import plots
+from fastlin.figures.own import train_panel
 
 mix = fl.TaskMixture([[1.0] * 5, [-1.0] * 5, [0.5] * 5], torch.eye(5).expand(3, 5, 5), [0.2, 0.3, 0.5])
 z, q, y, task = mix.sample(16, 8)
@@ -20,7 +22,10 @@ LAYER = {**DATA, "p": p, "W": W, "v": v}
 DRAWN = {"mix": mix, "n": 8, "batch": 16, "p": p, "W": W, "v": v, "seed": 0, "step": 0}
 TRAIN = {"mix": mix, "regime": "joint", "n": 8, "steps": 2, "batch": 16, "progress": False}
 MIXTURE = {"means": [[1.0, 0.0], [0.0, 1.0]], "covariances": torch.eye(2).expand(2, 2, 2), "weights": [0.5, 0.5]}
-BOTH = (TypeError, ValueError)
+PANEL = {"task": mix, "regimes": "joint", "out": "nowhere", "lengths": [3], "steps": 2, "batch": 16}
+with warnings.catch_warnings(action="ignore"):  # torch calls nested tensors a prototype
+    RAGGED = torch.nested.nested_tensor([*z[:15], z[15, :3]])
+ERRORS = (TypeError, ValueError, fl.BackendError)
 
 # What somebody did; the function, its right arguments, the wrong ones; the message.
 CALLS = [
@@ -246,6 +251,124 @@ CALLS = [
         {"folder": "nowhere"},
         "nowhere: holds no run, wants the folder of one that has ended",
     ),
+    (
+        "sparse tokens",
+        fl.prompt_loss,
+        LAYER,
+        {"z": z.to_sparse()},
+        "z has layout torch.sparse_coo; wants torch.strided",
+    ),
+    (
+        "ragged sequences",
+        fl.prompt_loss,
+        LAYER,
+        {"z": RAGGED},
+        "z is a nested tensor; wants a torch.Tensor whose sequences have one length",
+    ),
+    (
+        "a matrix as text",
+        fl.theory.population_loss,
+        {"mix": mix, "n": 8, "W": W[:5, :5]},
+        {"W": "W"},
+        "W: wants an arr",
+    ),
+    ("targets as a column", fl.prompt_loss, LAYER, {"y": y[:, None]}, "y has shape (16, 1); wants (B,) with B = 16"),
+    ("data on two devices", fl.prompt_loss, LAYER, {"q": q.to("meta")}, "q is on device meta; wants cpu, as z is"),
+    ("complex tokens", fl.prompt_loss, LAYER, {"z": z.cfloat()}, "z has dtype torch.complex64; wants torch.float32"),
+    ("no matrix", fl.prompt_loss, LAYER, {"W": None}, "W is a NoneType; wants a torch.Tensor"),
+    ("a module as matrix", fl.prompt_loss, LAYER, {"W": torch.nn.Linear(6, 6)}, "W is a Linear; wants a torch.Tensor"),
+    ("tasks below zero", fl.prompt_loss, LAYER, {"task": task - 1}, "task holds the index -1; wants 0 <= task < K = 3"),
+    (
+        "a GPU's backend",
+        fl.prompt_loss,
+        LAYER,
+        {"backend": "cuda"},
+        "backend 'cuda' cannot serve this call: the data are on cpu",
+    ),
+    (
+        "a stack of no layers",
+        fl.stack_loss,
+        {**DATA, "p": p, "A": A, "C": A, "h": v},
+        {"A": A[:0], "C": A[:0]},
+        "A has shape (0, 6, 6), so L = 0; wants L >= 1",
+    ),
+    ("a matrix too small for the oracle", fl.reference.prompt_loss, LAYER, {"W": W[:3]}, "W has shape (3, 6); wants"),
+    (
+        "sizes as truth values",
+        mix.sample,
+        {"batch": 4, "n": 3},
+        {"batch": True},
+        "batch: got True (bool), wants an int",
+    ),
+    ("ragged means", fl.TaskMixture, MIXTURE, {"means": [[1.0, 2.0], [1.0]]}, "means[1]: got shape (1,), wants (2,)"),
+    (
+        "complex means",
+        fl.TaskMixture,
+        MIXTURE,
+        {"means": 1j * torch.ones(2, 2)},
+        "means: got torch.complex64, wants re",
+    ),
+    (
+        "sparse means",
+        fl.TaskMixture,
+        MIXTURE,
+        {"means": torch.ones(2, 2).to_sparse()},
+        "means: got layout torch.sparse",
+    ),
+    (
+        "noise as text",
+        fl.TaskMixture,
+        MIXTURE,
+        {"noise_std": "0.1"},
+        "noise_std: got '0.1', wants a finite number >= 0",
+    ),
+    ("several n", fl.train, TRAIN, {"n": [1, 2]}, "n: got [1, 2] (list), wants an integer"),
+    ("a rate as text", fl.train, TRAIN, {"lr": "1e-3"}, "lr: got '1e-3', wants a finite number >= 0"),
+    (
+        "a number as callback",
+        fl.train,
+        TRAIN,
+        {"callback": 3},
+        "callback: got 3, wants a function of a record, or None",
+    ),
+    ("a file as folder", fl.train, TRAIN, {"out": __file__}, f"{__file__}: is a file, wants a folder"),
+    (
+        "a number as folder",
+        fl.load,
+        {"folder": "."},
+        {"folder": 3},
+        "folder: got a int, wants the path of a run's folder",
+    ),
+    (
+        "pictures of nothing",
+        plots.experiment,
+        {"folder": "."},
+        {"folder": "nowhere"},
+        "nowhere: holds no run, wants a f",
+    ),
+    (
+        "a style misspelt",
+        plots.experiment,
+        {"folder": "."},
+        {"style": "papr"},
+        "style: got 'papr' (did you mean paper?)",
+    ),
+    ("a panel of no regimes", train_panel, PANEL, {"regimes": []}, "regimes: got none, wants one or more"),
+    (
+        "a panel of no lengths",
+        train_panel,
+        PANEL,
+        {"lengths": None},
+        "lengths: got None beside a TaskMixture, wants the",
+    ),
+    ("another logger", train_panel, PANEL, {"watch": "mlflow"}, "watch: got 'mlflow', wants one of tensorboard, wandb"),
+    (
+        "a sweep below zero",
+        train_panel,
+        PANEL,
+        {"sweep": ("noise_std", [0, -1])},
+        "noise_std: got -1.0, wants a finite number >= 0",
+    ),
 ]
 
 
@@ -253,72 +376,9 @@ CALLS = [
     ("function", "right", "wrong", "message"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS]
 )
 def test_calls(function, right, wrong, message):
-    with pytest.raises(BOTH) as caught:
+    with pytest.raises(ERRORS) as caught:
         function(**{name: value for name, value in {**right, **wrong}.items() if name != "z" or value is not None})
     assert re.match(rf"(\w+: )?{re.escape(message)}", str(caught.value)), caught.value
     assert "\n" not in str(caught.value)
     raised_in = Path(traceback.extract_tb(caught.tb)[-1].filename)
     assert raised_in.is_relative_to(Path(fl.__file__).parent), f"raised by {raised_in}"
-
-
-GOOD = """\
-name = "mine"
-dimension = 2
-means = [1.0, -1.0]
-covariances = [1.0, 1.0]
-weights = [0.5, 0.5]
-context_lengths = [3, 6]
-"""
-JOINT = ("train", "CONFIG", "--regime", "joint", "--steps", "2", "--batch", "16")
-# What somebody did; the command line, a change of the config's text; the exit status, what the message has.
-COMMANDS = [
-    ("a command misspelt", ("trian",), None, 2, "invalid choice: 'trian'"),
-    ("no regime", ("train", "CONFIG"), None, 2, "the following arguments are required: --regime"),
-    ("no such config", ("theory", "nothing.toml"), None, 1, "nothing.toml: no such file; the settings that ship"),
-    ("a number as text", ("theory", "CONFIG"), ("= 2", '= "2"'), 1, "dimension: got '2', wants an integer from 1"),
-    ("a field misspelt", ("theory", "CONFIG"), ("means", "mean"), 1, "mean: unknown field (did you mean means?)"),
-    (
-        "one weight short",
-        ("theory", "CONFIG"),
-        ("[0.5, 0.5]", "[1.0]"),
-        1,
-        "weights: got a list of 1, wants a list of 2",
-    ),
-    ("not TOML", ("theory", "CONFIG"), ("= 2", "="), 1, "not valid TOML"),
-    ("a length twice", (*JOINT, "-n", "5,5"), None, 2, "N: has 5 more than once"),
-    (
-        "a regime misspelt",
-        ("train", "CONFIG", "--regime", "jiont"),
-        None,
-        1,
-        "regime: got 'jiont' (did you mean joint?)",
-    ),
-    ("steps in words", ("train", "CONFIG", "--regime", "joint", "--steps", "two"), None, 2, "invalid int value: 'two'"),
-    ("a model misspelt", (*JOINT, "--model", "stackk"), None, 1, "model: got 'stackk' (did you mean stack?)"),
-    ("an unknown field", (*JOINT, "--set", "foo=3"), None, 1, "train: got an unknown argument 'foo'"),
-    ("a flag as a field", (*JOINT, "--set", "lr=3"), None, 1, "--set: got lr, which has its own flag: --lr"),
-    ("no such device", (*JOINT, "--device", "gpu"), None, 1, "device: got 'gpu', wants one that torch can use here"),
-    ("no such figure", ("reproduce", "3x"), None, 1, "figure: got '3x', wants one of 2a"),
-    ("no such scale", ("reproduce", "2c", "--scale", "big"), None, 1, "scale: got 'big', wants one of quick, paper"),
-    ("no jobs", ("reproduce", "2c", "--jobs", "0"), None, 1, "jobs: got 0, wants an integer >= 1"),
-    ("a folder of nothing", ("plot", "."), None, 1, "holds no panel"),
-    ("no such row", ("bench", "--rows", "nope"), None, 1, "--rows: got 'nope', wants one of loss-50"),
-]
-
-
-@pytest.mark.parametrize(
-    ("line", "change", "status", "message"), [row[1:] for row in COMMANDS], ids=[row[0] for row in COMMANDS]
-)
-def test_commands(line, change, status, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text(GOOD.replace(*change, 1) if change else GOOD)
-    try:
-        got = cli.main(["mine.toml" if word == "CONFIG" else word for word in line])
-    except SystemExit as stop:
-        got = stop.code
-    shown = capsys.readouterr()
-    assert got == status
-    assert message in shown.err
-    assert "Traceback" not in shown.err
-    assert shown.out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]

@@ -31,8 +31,8 @@ class Own(fl.SphereTasks):
         (MIX, "TaskMixture(K=2, d=2, noise_std=0.5)"),
         (fl.SphereTasks(5, noise_std=0.3, bias=True), "SphereTasks(d=5, bias=True, noise_std=0.3, radius=1)"),
         (fl.FixedTask([1.0, 2.0]), "FixedTask(d=2)"),
-        (fl.PointSet(torch.ones(7, 3), torch.ones(7)), "PointSet(7 points, d=3)"),
-        (fl.PointSet(torch.ones(7, 3), torch.ones(7), bias=True), "PointSet(7 points, d=3, bias=True)"),
+        (fl.PointSet(torch.ones(7, 3), torch.ones(7)), "PointSet(points=7, d=3)"),
+        (fl.PointSet(torch.ones(7, 3), torch.ones(7), bias=True), "PointSet(points=7, d=3, bias=True)"),
         (Own(), "Own(d=3, radius=1, depth=7)"),
         (theory.joint(MIX, 10), "Optimum(loss=0.894068, W=(2, 2), prompts=(2, 2), heads=None)"),
         (theory.decoupled(MIX, 10), "Optimum(loss=0.740566, W=(2, 2), prompts=(2, 3), heads=(2, 3))"),
@@ -43,6 +43,14 @@ class Own(fl.SphereTasks):
 )
 def test_one_line(source, text):
     assert repr(source) == text
+
+
+def test_tables_in_notebooks():
+    rows = "<tr><th>K</th><td>2</td></tr><tr><th>d</th><td>2</td></tr><tr><th>noise_std</th><td>0.5</td></tr>"
+    assert MIX._repr_html_() == f"<table><caption>TaskMixture</caption>{rows}</table>"
+    model = models.Full(models.Shape(trials=4, tasks=2, width=3, features=2), models.literal(3))
+    assert "<caption>Full</caption><tr><th>trials</th><td>4</td></tr>" in model._repr_html_()
+    assert "<td>72 parameters, float32 on cpu</td>" in model._repr_html_()
 
 
 def test_losses_have_six_digits():

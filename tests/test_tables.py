@@ -34,6 +34,7 @@ def test_a_row_has_a_cell_for_each_column():
 def test_words_stay_whole():
     path = "runs/" + "x" * 30
     assert _tables.wrapped(f"see {path} and joint-heads", 20, "  ") == f"see\n  {path}\n  and joint-heads"
+    assert _tables.wrapped("an excess of 1.5 % at n = 10", 14) == "an excess of\n1.5 % at\nn = 10"
 
 
 @pytest.mark.parametrize(("columns", "found"), [("60", 60), ("0", 132), ("", 132), ("wide", 132), (None, 132)])

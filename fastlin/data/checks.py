@@ -33,7 +33,10 @@ def check_number(name: str, value: float) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: got {value!r}, wants a finite number >= 0") from None
+        number = None
+    # float reads texts and truth values too.
+    if number is None or isinstance(value, (str, bytes, bool)):
+        raise TypeError(f"{name}: got {value!r}, wants a finite number >= 0")
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name}: got {value!r}, wants a finite number >= 0")
     return number
@@ -130,6 +133,10 @@ def _numbers(name: str, value: Any) -> Tensor:
     numbers = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
     if isinstance(numbers, int) and numbers > _MOST_NUMBERS:
         raise ValueError(f"{name}: got {numbers} numbers, wants at most {_MOST_NUMBERS}")
+    if str(getattr(value, "dtype", "")).removeprefix("torch.").startswith("complex"):
+        raise TypeError(f"{name}: got {value.dtype}, wants real numbers")  # torch would drop the imaginary parts
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        raise TypeError(f"{name}: got layout {value.layout}, wants torch.strided, as to_dense() has")
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
     except _UNREADABLE:

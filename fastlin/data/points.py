@@ -34,8 +34,8 @@ class PointSet(Source):
         self.y = check_array("y", y, (self.x.shape[0],))
         super().__init__(self.x.shape[1], bias)
 
-    def __repr__(self) -> str:
-        return f"PointSet({len(self.y)} points, d={self.d}{', bias=True' if self.bias else ''})"
+    def _facts(self) -> dict[str, str]:
+        return {"points": str(len(self.y)), **super()._facts()}
 
     @classmethod
     def drawn(cls, source: Source, points: int, *, seed: int = 0, stream: int = 0) -> Self:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastlin._tables import html
 from fastlin.backends import sampler_on
 from fastlin.backends.draw import Draw, Recipe, kernel_dtype
 from fastlin.data import bartlett
@@ -110,11 +111,16 @@ class Source(ABC):
             return self._tokens(draws, n)
 
     def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html(type(self).__name__, self._facts())
+
+    def _facts(self) -> dict[str, str]:
         # Numbers of subclasses of the user too; arrays, zeros and False say nothing in a line.
         numbers = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "m"}
         found = {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and value}
-        shown = [f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in found.items()]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return {name: f"{value:g}" if type(value) is float else str(value) for name, value in found.items()}
 
     def describe(self) -> dict[str, Any]:
         """The source as a dict for JSON. A digest replaces an array of more than 12,800 numbers.

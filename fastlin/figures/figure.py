@@ -44,6 +44,11 @@ class Figure(ABC):
     """Name of the panel of the same setting with one layer less; risks here should not be above those there."""
     values: tuple[tuple[str, Any], ...] = ()  # names and values of training options that replace those of the preset
 
+    @property
+    def over_n(self) -> bool:
+        """Whether `lengths` of `cells` replaces the places on the axis."""
+        return False
+
     @abstractmethod
     def cells(self, lengths: Sequence[int] | None = None) -> Sequence[FigureCell]:
         """Training runs; `lengths` replaces the context lengths on the axis, where it has these."""

@@ -136,7 +136,10 @@ def _trained(
                 return callbacks.watch_cell(watch, out, name, point.folder + cell)
 
             watched = None if watch is None else watching
-            table.train_cells(point.config, plan.rows, folder / point.folder, resume, ended, watched, **point.options)
+            config = point.config
+            if plan.field is not None:
+                config = replace(config, name=f"{config.name}, {plan.field} = {text(point.value)}")
+            table.train_cells(config, plan.rows, folder / point.folder, resume, ended, watched, **point.options)
         _finish(folder, record)
     return record
 

@@ -106,7 +106,8 @@ def outcome_of(cell: Path) -> Outcome | None:
 def panels_of(folder: Path, *, empty: bool = False) -> list[dict[str, Any]]:
     """Records of the panels in a folder, sorted by file name; `empty` allows a folder without panels."""
     if not folder.is_dir():
-        raise FileError(f"{folder}: no such folder, wants one of {_COMMANDS}")
+        found = "is a file" if folder.exists() else "no such folder"
+        raise FileError(f"{folder}: {found}, wants a folder of {_COMMANDS}")
     records = []
     for path in sorted(folder.glob("*.json")):
         if path.name.startswith("."):

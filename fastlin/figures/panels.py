@@ -48,6 +48,10 @@ class Panel(Figure):
     shallower: str | None = None
     values: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def over_n(self) -> bool:
+        return not self.places
+
     def cells(self, lengths: Sequence[int] | None = None) -> list[Cell]:
         setting = settings.load(self.setting)
         places = self.places or (lengths or setting.context_lengths)

@@ -176,6 +176,9 @@ def reproduce(
     """
     refuse_unguarded()
     request = request or Request()
+    if request.lengths is not None and not any(panel.over_n for panel in panels):
+        names = ", ".join(panel.name for panel in panels)
+        raise ValueError(f"lengths: got {request.lengths}, wants none (no -n): {names} have places of their own")
     folder = PanelFolder(Path(out))
     requests = _share(panels, [one for panel in panels for one in folder.open(panel, request)], request)
     finished = set()

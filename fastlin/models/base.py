@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from fastlin._tables import wrapped
+from fastlin._tables import html, wrapped
 from fastlin.data import random
 from fastlin.models.units import UNITS, Units
 from fastlin.ops.sampled import GradientsOfStep, Sequences, TaskSource, sampled_gradients
@@ -176,11 +176,19 @@ class Model(nn.Module, ABC):
             self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=dtype, device=device)))
 
     def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in self._sizes_shown().items())
+        return wrapped(f"{type(self).__name__}({sizes}): {self._size_and_place()}", 80, "  ")
+
+    def _repr_html_(self) -> str:
+        return html(type(self).__name__, {**self._sizes_shown(), "values": self._size_and_place()})
+
+    def _sizes_shown(self) -> dict[str, object]:
         known = {name: (getattr(self.shape, name), field.default) for name, field in Shape.__dataclass_fields__.items()}
-        sizes = ", ".join(f"{name}={value}" for name, (value, default) in known.items() if value != default)
-        place = f"{str(self.p.dtype).removeprefix('torch.')} on {self.p.device}"
+        return {name: value for name, (value, default) in known.items() if value != default}
+
+    def _size_and_place(self) -> str:
         count = sum(raw.numel() for raw in self.parameters())
-        return wrapped(f"{type(self).__name__}({sizes}): {count} parameters, {place}", 80, "  ")
+        return f"{count} parameters, {str(self.p.dtype).removeprefix('torch.')} on {self.p.device}"
 
     def forms(self, prompts: bool = True) -> Forms:
         """The parameters of the op, with every factor folded in; p is None without prompts."""

@@ -85,7 +85,10 @@ def _key(
         if tensor is None:
             key.append(None)
         elif isinstance(tensor, Tensor):
-            key += (type(tensor), tensor.shape, tensor.dtype, tensor.device)
+            try:
+                key += (type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+            except RuntimeError:  # a nested tensor has no shape
+                return None
         else:
             return None
     if (y is not None and y.requires_grad) or (weight is not None and weight.requires_grad):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from fastlin import _tables
 from fastlin._checks import choice
 from fastlin.plots.style import STYLES, Look, check_installed
 
@@ -66,7 +67,7 @@ def key(look: Look, *, line: bool = True, points: bool = True) -> Line2D:
 def wrapped(figure: Figure, sentences: Iterable[str], size: float, share: float = 1.0) -> str:
     """Sentences in lines that fit a share of the figure's width."""
     characters = int(72 * share * (figure.get_figwidth() - 2 * _PAD) / (_LETTER * size))
-    return "\n".join(textwrap.fill(sentence, characters) for sentence in sentences)
+    return "\n".join(_tables.wrapped(sentence, characters, split_words=True) for sentence in sentences)
 
 
 def add_title(owner: Figure | Axes, *lines: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastlin._checks import choice
+from fastlin._files import FileError
 from fastlin.plots.axes import axes_figure
 from fastlin.plots.claims import claims_figure
 from fastlin.plots.layout import add_below, add_title, key, mark_places, new_figure
 from fastlin.plots.steps import training
-from fastlin.plots.style import look, read_record, save, with_gaps
+from fastlin.plots.style import STYLES, look, read_record, save, with_gaps
 from fastlin.training.table import holds_runs
 
 if TYPE_CHECKING:
@@ -68,7 +70,11 @@ def experiment(folder: str | Path, *, style: str = "screen", caption: bool = Fal
     Keywords are those of `panel` and `training`.
     """
     folder, paths, below = Path(folder), [], ["."]
-    if (folder / "risk.json").exists():
+    choice("style", style, STYLES)
+    has_panel = (folder / "risk.json").exists()
+    if not has_panel and not holds_runs(folder):
+        raise FileError(f"{folder}: holds no run, wants a folder of `fastlin train`, of train_panel or of a run")
+    if has_panel:
         record = read_record(folder, "risk")
         if record["drawn"] and record["caption"]:
             paths += panel(folder, "risk", style=style, caption=caption)

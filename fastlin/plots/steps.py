@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastlin.plots.layout import add_below, add_title, key, leftmost, new_figure, plain_ticks
 from fastlin.plots.style import look, save
 from fastlin.training import table
+from fastlin.training.judge import below_theory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,10 @@ def training_figure(record: dict[str, Any], *, style: str = "screen", caption: b
             axes.set_ylabel(risk if leftmost(axes) else "")
         add_title(figure, f"{record['name']}, {record['cells'][0]['model']} model")
         meaning = f"Lines: best trial. Bands: all trials. Dashes: closed form{', with the excess over it' * alone}."
-        add_below(figure, entries, [meaning], [_excesses(record)] if caption else ())
+        sentences = [_excesses(record)] if caption else []
+        if caption or alone:
+            sentences += below_theory(cell["excess_percent"] for cell in record["cells"])
+        add_below(figure, entries, [meaning], sentences)
     return figure
 
 

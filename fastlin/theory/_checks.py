@@ -33,7 +33,10 @@ def check_shot_counts(n: Any) -> Tensor:
 
 def check_variance(value: float, name: str = "noise_var") -> float:
     """`value` as a finite non-negative float."""
-    variance = float(value)
+    try:
+        variance = float(value)
+    except (TypeError, ValueError):
+        variance = -1.0
     if not 0.0 <= variance < float("inf"):
         raise ValueError(f"{name}: wants a finite non-negative number, got {value!r}")
     return variance
@@ -49,7 +52,10 @@ def array(name: str, value: Any, *shapes: tuple[int | str, ...]) -> Tensor:
 
     A string in a shape stands for any size, a leading "..." for any number of dimensions. No shapes: any shape.
     """
-    tensor = torch.as_tensor(value, device="cpu")
+    try:
+        tensor = torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name}: wants an array of numbers, got {value!r}") from None
     if tensor.is_complex():
         raise ValueError(f"{name}: wants real numbers, got {tensor.dtype}")
     # Convert Python numbers directly to float64: the tensor above has rounded them to the default dtype.

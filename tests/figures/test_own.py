@@ -128,6 +128,8 @@ def test_a_sweep_at_one_n(text, values, folders, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith(field)
     assert sorted(path.name for path in Path("run").iterdir() if path.is_dir()) == sorted(folders)
+    names = [read_json(Path("run") / folder / "summary.json", dict)["name"] for folder in folders]
+    assert names == [f"two tasks, {field} = {own_plan.text(value)}" for value in values]
     record = read_json(Path("run/risk.json"), dict)
     assert [cell["row"][field] for cell in record["cells"]] == [value for value in values for _ in range(2)]
     assert next(iter(rows("run")[0])) == field

@@ -7,7 +7,7 @@ import pytest
 
 import fastlin as fl
 from fastlin import cli, plots, settings, theory
-from fastlin.training import table
+from fastlin.training import judge, table
 
 CONFIG = """
 name = "two tasks"
@@ -318,6 +318,15 @@ def test_a_curve_is_the_best_trial_over_the_normaliser():
     assert (heights.min(), heights.max()) == (0.55, 2.0)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_title() == "n = 5"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "caption", "said"), [((5,), False, True), ((5, 2), False, False), ((5, 2), True, True)]
+)
+def test_an_excess_below_zero_is_explained_where_it_is_shown(lengths, caption, said):
+    record = {"name": "mine", "normaliser": 4.0, "cells": [{**cell(n=n), "excess_percent": -1.0} for n in lengths]}
+    below = " ".join(plots.training_figure(record, caption=caption).get_supxlabel().split())
+    assert (judge.BELOW_THEORY in below) == said
 
 
 def test_a_panel_for_each_length_and_a_colour_for_each_regime():
