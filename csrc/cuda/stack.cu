@@ -36,33 +36,47 @@ class StackWarp {
         r(r),
         own_memory(at.warp0 + warp * at.warp),
         number(static_cast<int>(threadIdx.x) % 32),
-        lane(number),
-        sequence(own_memory + at.sequences + lane.sequence * at.sequence) {
+        lane(number) {
     static_assert(S::numbers + 2 >= S::vectors + kVectors && S::numbers >= S::qb + 3);
+    // A lane's part in the sums, in shared memory for the lack of registers: its stream and first quad of the
+    // sums by task, and where the factors of its outer products lie; 16 bits each.
     const int quads = (2 + at.t) * S::quads;
-    stream = number / quads;
-    stream_quad = number - stream * quads;
+    parts_of_sums()[0] = number / quads << 16 | number % quads;
     FASTLIN_UNROLL
     for (int pass = 0; pass < kKept; ++pass) {
       const int job = number + 32 * pass < S::jobs ? number + 32 * pass : 0, product = job / S::tiles;
-      const int place = job % S::tiles;
-      lefts[pass] = left_of(product) + place / S::side * 4;
-      rights[pass] = (S::vectors + product) * S::column + place % S::side * 4;
+      const int place = job % S::tiles, left = left_of(product) + place / S::side * 4;
+      parts_of_sums()[32 * (1 + pass)] =
+          left << 16 | ((S::vectors + product) * S::column + place % S::side * 4);
     }
     // What the sums start with, and zeros behind the entries of vectors.
-    for (int i = number; i < at.sequences; i += 32) memory[own_memory + i] = 0;
+    for (int i = number; i < at.parts; i += 32) memory[own_memory + i] = 0;
     if (!S::shares_work) {
       for (int i = number; i < S::sequences * at.sequence; i += 32) memory[own_memory + at.sequences + i] = 0;
     }
   }
 
-  // Sequences first, ..., end - 1, or as many of them as a warp has.
-  __device__ FASTLIN_INLINE void run(std::int64_t first, std::int64_t end) {
+  // Sequences first, ..., count - 1 of a chunk that begins at `begin`, or as many of them as a warp has.
+  __device__ FASTLIN_INLINE void run(std::int64_t begin, int first, int count) {
     __syncwarp();
-    const std::int64_t index = first + lane.sequence < end ? first + lane.sequence : end - 1;
-    is_real = first + lane.sequence < end && lane.writes;
-    const float* record = work.records + (index - work.first) * R::floats;
+    // What comes of the lane's number is made again: kept for the whole loop it takes too many registers.
+    lane = StackLane<M>(opaque(number));
+    sequence = own_memory + at.sequences + lane.sequence * at.sequence;
+    const std::int64_t index = begin + (first + lane.sequence < count ? first + lane.sequence : count - 1);
+    is_real = first + lane.sequence < count && lane.writes;
+    // The record comes where the matrix at work will be, in quads.
+    const int lane_of_group = lane.part * S::lanes + lane.column;
+    const float* from = work.records + (index - work.first) * R::floats + 4 * lane_of_group;
+    float* record = memory + sequence;
+    FASTLIN_UNROLL
+    for (int n = 0; n < R::floats / 4; n += S::group) {
+      if (lane.writes && (n + S::group <= R::floats / 4 || n + lane_of_group < R::floats / 4)) {
+        store_quad(record + 4 * (n + lane_of_group), load_quad(from + 4 * n));
+      }
+    }
+    __syncwarp();
     std::memcpy(&task, record + R::task, sizeof task);
+    const float y = record[R::y];
     Tile G;
     Own q;
     load(record, G, q);
@@ -72,7 +86,7 @@ class StackWarp {
     __syncwarp();
     FASTLIN_NO_UNROLL
     for (int l = 0; l < at.dense; ++l) forward(l, G);
-    last(G, record[R::y], index);
+    last(G, y, index);
   }
 
   // Leaves the sums that are in registers where those of wide layers are.
@@ -116,6 +130,9 @@ class StackWarp {
   __device__ FASTLIN_INLINE const float* of_task(int table) const { return memory + table + task * S::column; }
   __device__ FASTLIN_INLINE const float* of_token(int table, int t) const {
     return memory + table + (task * at.t + t) * S::column;
+  }
+  __device__ FASTLIN_INLINE int* parts_of_sums() const {
+    return reinterpret_cast<int*>(memory + own_memory + at.parts) + number;
   }
   __device__ FASTLIN_INLINE bool is_first() const { return lane.writes && lane.column == 0 && lane.part == 0; }
   __device__ FASTLIN_INLINE float rho(int l) const {
@@ -187,36 +204,49 @@ class StackWarp {
 
   // A dense layer: G of the next one is in the tile, and q in its place.
   __device__ FASTLIN_INLINE void forward(int l, Tile& tile) {
-    float* G = dense(l);
+    float *G = dense(l), *X = G + S::matrix, *GT = X + S::matrix, *T = work_matrix();  // X', T'
+    const float *A = memory + at.A + l * S::matrix, *C = memory + at.C + l * S::matrix;
+    // C' G, X' A', and of wide layers G T, T' (G T).
     FASTLIN_NO_UNROLL
-    for (int step = 0; step < 4; ++step) {  // X' = C' G, T' = X' A', G T, T' (G T)
-      const float* left = step == 0 ? memory + at.C + l * S::matrix : step == 3 ? work_matrix() : G;
-      if (step == 1) left = G + S::matrix;
-      float* to = step == 1 ? work_matrix() : G + (step + 1 - step / 2) * S::matrix;
-      Columns right;
-      if (step == 2) {
-        lane.load_across(work_matrix(), right);
-        // T' q, and T' p at the bottom.
-        FASTLIN_NO_UNROLL
-        for (int n = l == 0 && work.at.p >= 0 ? at.t : 0; n >= 0; --n) {
-          Own sum = {};
-          lane.apply_columns(right, n == 0 ? query(l) : of_token(at.p, n - 1), sum);
-          lane.put(sum, n == 0 ? query(l + 1) : for_sums(1 + n));
-        }
-      } else {
-        lane.load(step == 0 ? G : step == 1 ? memory + at.A + l * S::matrix : G + 2 * S::matrix, right);
-      }
+    for (int step = 0; step < (S::parts == 1 ? 2 : 4); ++step) {
+      const float* left = step == 0 ? C : step == 1 ? X : step == 2 ? G : T;
+      const float* right = step == 0 ? G : step == 1 ? A : step == 2 ? T : GT;
       clear(tile);
-      lane.multiply(left, right, tile);
+      lane.multiply_from(left, right, S::parts > 1 && step == 2, tile);
       __syncwarp();
-      if (step < 3) {
-        lane.store(tile, to);
-      } else if (l + 1 < at.dense) {
-        lane.store(tile, dense(l + 1));
-      }
-      if (step == 1) add_to_diagonal(rho(l), to);
+      if (step < 3) lane.store(tile, step == 0 ? X : step == 1 ? T : GT);
+      if (step == 1) add_to_diagonal(rho(l), T);
       __syncwarp();
     }
+    const int tokens = l == 0 && work.at.p >= 0 ? at.t : 0;
+    Columns right;
+    if constexpr (S::parts == 1) lane.load_across(T, right);
+    FASTLIN_NO_UNROLL
+    for (int n = tokens; n >= 0; --n) {  // T' q, and T' p at the bottom
+      const float* x = n == 0 ? query(l) : of_token(at.p, n - 1);
+      Own sum = {};
+      if constexpr (S::parts == 1) {
+        lane.apply_columns(right, x, sum);
+      } else {
+        lane.apply_across(T, x, sum);
+      }
+      lane.put(sum, n == 0 ? query(l + 1) : for_sums(1 + n));
+    }
+    if constexpr (S::parts == 1) {
+      clear(tile);
+      lane.multiply(G, right, tile);
+      lane.store(tile, GT);
+      FASTLIN_UNROLL
+      for (int i = 0; i < S::tile; ++i) right[i / S::rows][i % S::rows] = tile[i / S::rows][i % S::rows];
+      clear(tile);
+      lane.multiply_below(T, right, tile);
+      __syncwarp();
+      lane.store(tile, T);
+      __syncwarp();
+      lane.load_above(T, tile);
+    }
+    if (l + 1 < at.dense) lane.store(tile, dense(l + 1));
+    __syncwarp();
   }
 
   __device__ FASTLIN_INLINE void add_to_diagonal(float x, float* matrix) const {
@@ -289,7 +319,7 @@ class StackWarp {
     if (!work.gradients()) return;
     if (!is_real) residual = 0;
 
-    Own ra, Rc, ca = {}, qb, Gca = {}, Cqb = {}, Ta, Gcqb = {}, Ga = {}, below, Aga = {}, Gaga = {}, e;
+    Own ra, rq, Rc, ca = {}, qb, Gca = {}, Cqb = {}, Ta, Gcqb = {}, Ga = {}, below, Aga = {}, Gaga = {}, e;
     scale(residual, a, ra);
     scale(residual, c, Rc);
     lane.put(ra, vector(kA));
@@ -326,7 +356,8 @@ class StackWarp {
     __syncwarp();
     scale(skip, Ga, e);
     apply_Ct(vector(kGaga), e);
-    scale(residual, qn, qn);
+    lane.own(vector(kQn), rq);
+    scale(residual, rq, rq);
 
     add_products();
     const bool reverses = work.out.dA != nullptr || work.out.dC != nullptr || work.at.p >= 0;
@@ -339,7 +370,7 @@ class StackWarp {
     }
     __syncwarp();
     lane.put(e, for_sums(0));
-    lane.put(qn, for_sums(1));
+    lane.put(rq, for_sums(1));
     if (reverses && (at.dense > 0 || work.at.p >= 0)) {  // H = S + S'
       float* H = work_matrix();
       lane.store(G, H);
@@ -374,11 +405,15 @@ class StackWarp {
   __device__ FASTLIN_INLINE void add_products() {
     const float* from = memory + own_memory + at.sequences;
     if constexpr (S::splits_products) {
+      int factors[kKept];
+      FASTLIN_UNROLL
+      for (int pass = 0; pass < kKept; ++pass) factors[pass] = parts_of_sums()[32 * (1 + pass)];
       FASTLIN_UNROLL
       for (int s = 0; s < S::sequences; ++s) {
         FASTLIN_UNROLL
         for (int pass = 0; pass < kKept; ++pass) {
-          add_quads(from + s * at.sequence + lefts[pass], from + s * at.sequence + rights[pass],
+          const float* of_sequence = from + s * at.sequence;
+          add_quads(of_sequence + (factors[pass] >> 16), of_sequence + (factors[pass] & 0xffff),
                     products[pass]);
         }
       }
@@ -421,11 +456,9 @@ class StackWarp {
     for (int step = l > 0 ? 0 : 3; step < (l > 0 ? 6 : 5); ++step) {
       const float* left = step == 0 ? X : step == 2 ? two : step == 3 ? G + 2 * S::matrix : step == 4 ? A : H;
       const float* right = step == 0 ? A : step < 3 ? one : step < 5 ? H : C;
-      Columns columns;
       Tile tile;
-      lane.load(right, columns);
       clear(tile);
-      lane.multiply(left, columns, tile);
+      lane.multiply_from(left, right, false, tile);
       if (step == 3) {
         add_outer(query(l), qb, tile);
       }
@@ -493,9 +526,7 @@ class StackWarp {
       FASTLIN_UNROLL
       for (int i = 0; i < S::tile; ++i) sums[i / S::rows][i % S::rows] = kept[i * 32 + number];
     }
-    Columns columns;
-    lane.load(right, columns);
-    lane.multiply(left, columns, sums);
+    lane.multiply_from(left, right, false, sums);
     if (stored) store_sums(sums, kept);
   }
   __device__ FASTLIN_INLINE void store_sums(const Tile& sums, float* to) const {
@@ -543,12 +574,13 @@ class StackWarp {
     const int quads = (2 + at.t) * S::quads;
     const int from = own_memory + at.sequences + S::numbers * S::column;
     const float* tasks = memory + own_memory + at.tasks;
-    if (stream >= at.streams) return;
+    const int stream = parts_of_sums()[0], first = stream >> 16;
+    if (first >= at.streams) return;
     FASTLIN_NO_UNROLL
-    for (int s = stream; s < S::sequences; s += at.streams) {
-      const int to = own_memory + at.sums + (stream * at.K + static_cast<int>(tasks[s])) * quads * 4;
+    for (int s = first; s < S::sequences; s += at.streams) {
+      const int to = own_memory + at.sums + (first * at.K + static_cast<int>(tasks[s])) * quads * 4;
       FASTLIN_NO_UNROLL
-      for (int quad = stream_quad; quad < quads; quad += 32) {
+      for (int quad = stream & 0xffff; quad < quads; quad += 32) {
         const Quad x = load_quad(memory + from + s * at.sequence + 4 * quad);
         Quad sum = load_quad(memory + to + 4 * quad);
         FASTLIN_UNROLL
@@ -562,11 +594,9 @@ class StackWarp {
   const StackLayout& at;
   float* const memory;
   const int r, own_memory, number;
-  const StackLane<M> lane;
-  const int sequence;
-  int stream, stream_quad, task = 0;
+  StackLane<M> lane;
+  int sequence = 0, task = 0;
   bool is_real = false;
-  int lefts[kKept > 0 ? kKept : 1] = {}, rights[kKept > 0 ? kKept : 1] = {};
   float products[kKept > 0 ? kKept : 1][16] = {};
   Tile dA = {}, dC = {};
 };
@@ -721,21 +751,24 @@ __device__ FASTLIN_INLINE void write_task_sums(const Work& work, const StackLayo
 template <int M>
 __global__ void __launch_bounds__(128)
     stack_kernel(const __grid_constant__ Work work, const __grid_constant__ StackLayout at,
-                 std::int64_t first_chunk) {
+                 int first_chunk) {
   FASTLIN_SHARED_MEMORY(bytes);
   float* const memory = reinterpret_cast<float*>(bytes);
-  const int r = static_cast<int>(blockIdx.y), warp = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t chunk = first_chunk + blockIdx.x, begin = chunk * work.chunk;
-  const std::int64_t end = std::min(begin + work.chunk, work.P.B);
+  // The compiler must see that the warp's number is the same in all lanes: loops over sequences are then uniform.
+  const int r = static_cast<int>(blockIdx.y);
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
+  const int chunk = first_chunk + static_cast<int>(blockIdx.x);
+  const std::int64_t begin = chunk * work.chunk;
+  const int count = static_cast<int>(std::min(work.chunk, work.P.B - begin));
   load_parameters<M>(work, at, memory, r);
   load_coefficients(work, memory + at.coefficients, warp, at.warps);
   __syncthreads();
   {
     StackWarp<M> own(work, at, memory, warp, r);
     FASTLIN_NO_UNROLL
-    for (std::int64_t first = begin + warp * StackShape<M>::sequences; first < end;
+    for (int first = warp * StackShape<M>::sequences; first < count;
          first += at.warps * StackShape<M>::sequences) {
-      own.run(first, end);
+      own.run(begin, first, count);
     }
     if (work.gradients()) own.leave_sums();
   }
@@ -750,7 +783,7 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
   const StackLayout at = stack_layout<M>(work.P);
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(work.P.R));
   return launch(stack_kernel<M>, grid, dim3(32 * static_cast<unsigned>(at.warps)),
-                4 * static_cast<std::size_t>(at.floats), stream, work, at, first_chunk);
+                4 * static_cast<std::size_t>(at.floats), stream, work, at, static_cast<int>(first_chunk));
 }
 
 // Calls `f` with the compiled width that serves m.

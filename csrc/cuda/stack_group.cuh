@@ -63,8 +63,9 @@ struct StackLayout {
   int v, Cv, h, p, Cp, coefficients;
   int warps, warp0, warp;  // of a block; the first one's memory, and its size
   // In the memory of a warp: tasks, squared errors [K, sequences], sums [streams, K, 2 + t, column],
-  // sums of dA and dC [dense, 2, 32, tile] unless in registers, tiles [jobs, 16] unless in registers.
-  int tasks, squares, sums, streams, accumulated, tiles, sequences;
+  // sums of dA and dC [dense, 2, 32, tile] unless in registers, tiles [jobs, 16] unless in registers, parts of
+  // lanes in the sums.
+  int tasks, squares, sums, streams, accumulated, tiles, parts, sequences;
   // In the memory of a sequence, after a matrix at work and the vectors: q of all layers; G, X', G T of each
   // dense layer; two more matrices.
   int sequence, queries, first_dense, extra;
@@ -108,6 +109,7 @@ StackLayout stack_layout(const Problem<float>& P) {
   at.sums = take(at.streams * at.K * numbers * 4);
   at.accumulated = take(at.dense > 1 || !S::keeps_sums ? at.dense * 64 * S::tile : 0);
   at.tiles = take(S::splits_products ? 0 : S::jobs * 16);
+  at.parts = take(32 * (1 + (S::splits_products ? S::passes : 0)));
   at.sequences = used;
   // The sums that are in registers come here in the end.
   const int end = (at.dense == 1 && S::keeps_sums ? 64 * S::tile : 0) + (S::splits_products ? S::jobs * 16 : 0);
@@ -186,6 +188,73 @@ struct StackLane {
             to[j][4 * q + i] = std::fma(quad.x[i], right[j][k], to[j][4 * q + i]);
           }
         }
+      }
+    }
+  }
+
+  // The same with the right factor in shared memory, or its transpose. Wide ones are loaded by pieces of four
+  // rows: all of 33 would take 99 registers.
+  __device__ FASTLIN_INLINE void multiply_from(const float* left, const float* right, bool is_transposed,
+                                               Tile& to) const {
+    const float* from = left + first_row();
+    FASTLIN_UNROLL
+    for (int k = 0; k < M; k += 4) {
+      float piece[S::columns][4];
+      FASTLIN_UNROLL
+      for (int j = 0; j < S::columns; ++j) {
+        if (is_transposed) {
+          FASTLIN_UNROLL
+          for (int n = 0; n < 4 && k + n < M; ++n) {
+            piece[j][n] = right[column + (k + n) * S::column + j * S::lanes];
+          }
+        } else {
+          const Quad quad = load_quad(right + column * S::column + j * step + k);
+          FASTLIN_UNROLL
+          for (int n = 0; n < 4; ++n) piece[j][n] = quad.x[n];
+        }
+      }
+      FASTLIN_UNROLL
+      for (int n = 0; n < 4 && k + n < M; ++n) {
+        FASTLIN_UNROLL
+        for (int q = 0; q < S::row_quads; ++q) {
+          const Quad quad = load_quad(from + (k + n) * S::column + 4 * q);
+          FASTLIN_UNROLL
+          for (int i = 0; i < 4 && 4 * q + i < S::rows; ++i) {
+            FASTLIN_UNROLL
+            for (int j = 0; j < S::columns; ++j) {
+              to[j][4 * q + i] = std::fma(quad.x[i], piece[j][n], to[j][4 * q + i]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // The rows below each column's diagonal of a symmetric product, and some above it; then the other rows from
+  // what the lanes store: 231 of 363 multiply-adds at m = 11.
+  static constexpr bool is_below(int j, int quad) { return 4 * quad + 3 >= j * S::lanes; }
+  __device__ FASTLIN_INLINE void multiply_below(const float* left, const Columns& right, Tile& to) const {
+    FASTLIN_UNROLL
+    for (int k = 0; k < M; ++k) {
+      FASTLIN_UNROLL
+      for (int q = 0; q < S::row_quads; ++q) {
+        const Quad quad = load_quad(left + k * S::column + 4 * q);
+        FASTLIN_UNROLL
+        for (int i = 0; i < 4 && 4 * q + i < S::rows; ++i) {
+          FASTLIN_UNROLL
+          for (int j = 0; j < S::columns; ++j) {
+            if (is_below(j, q)) to[j][4 * q + i] = std::fma(quad.x[i], right[j][k], to[j][4 * q + i]);
+          }
+        }
+      }
+    }
+  }
+  __device__ FASTLIN_INLINE void load_above(const float* matrix, Tile& to) const {
+    FASTLIN_UNROLL
+    for (int j = 0; j < S::columns; ++j) {
+      FASTLIN_UNROLL
+      for (int i = 0; i < S::rows; ++i) {
+        if (!is_below(j, i / 4)) to[j][i] = matrix[column + i * S::column + j * S::lanes];
       }
     }
   }
