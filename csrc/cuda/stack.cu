@@ -3,577 +3,35 @@
 // The algebra is that of fastlin/backends/eager.py, A and W with `scale`: T = rho I + A G C in each layer.
 // All matrix layers but the last are dense: X' = C' G, T' = rho I + X' A', G T, G <- T' (G T), and in reverse
 //   Tb = q qb' + (G T) H     dA = Tb X'     Z = A' Tb     dC = G Z     H <- T H T' + Z C' + C Z'
-// with H = 2 Gb: at the bottom, where only dp = H p is wanted, of vectors. The last matrix layer has no matrix
-// of its own. T x and T' x are three products of a matrix and a vector, G_L v = T'(G (T v)), and H of G_L has
-// rank two, so that dA and dC are sums of three outer products of vectors that the forward pass has made, and
-// H below has rank eight:
+// with H = 2 Gb: at the bottom, where only dp = H p is wanted, of vectors. The last matrix layer has no
+// matrix of its own. T x and T' x are three products of a matrix and a vector, G_L v = T'(G (T v)), and H of
+// G_L has rank two, so that dA and dC are sums of three outer products of vectors that the forward pass has
+// made, and H below has rank eight:
 //   dA = q (G C qb)' + (G T a)(G C v)' + (G T v)(G C a)'
 //   dC = (G A' q) qb' + (G A' G T a) v' + (G A' G T v) a'                             (a times dloss/dyhat)
 //   H = S + S',  S = (T a)(T v)' + (A' q)(C qb)' + (A' G T a)(C v)' + (A' G T v)(C a)'
 //
-// Mapping: stack_group.cuh. A warp has 8 sequences at m = 11 and 12, 16 below, 2 or 1 above. Sums of dA and dC
-// of one dense layer stay in registers for the whole chunk, as those of the outer products do by tiles of
-// 4 x 4; sums by task are in shared memory, in few streams. A block is a chunk and a trial, with up to 4 warps.
-#include "cuda/stack_group.cuh"
+// Mapping: stack_group.cuh. A warp has 8 sequences at m = 11 and 12, 16 below, 2 or 1 above; a block is a
+// chunk and a trial, with the 1 to 4 warps that fit into shared memory. Sums of dA and dC of one dense layer
+// stay in registers for the whole chunk, as those of the outer products do by tiles of 4 x 4; deeper stacks
+// and wide ones keep them in shared memory, those by task in few streams. So up to 255 registers and 24 KB a
+// warp at m = 11, three layers and two tasks: 8 warps a multiprocessor of an H100. All loops are parallel in
+// themselves: 33 independent multiply-adds for each step of a product.
+//
+// Warp instructions a sequence there, all gradients, one prompt token (sm_90): about 760, of them 524
+// multiply-adds, 103 loads and 27 stores of shared memory; 324 without gradients. The multiply-adds: 347 in
+// dense products, where G <- T' (G T) is computed below its diagonal alone, 120 in products of matrices and
+// vectors, 57 in outer products.
+#include "cuda/stack_reverse.cuh"
 
 namespace fastlin {
 namespace cuda {
 namespace {
 
-template <int M>
-class StackWarp {
-  using S = StackShape<M>;
-  using R = RecordOf<M>;
-  using Tile = StackTile<M>;
-  using Columns = StackColumns<M>;
-  using Own = StackOwn<M>;
-
- public:
-  __device__ StackWarp(const Work& work, const StackLayout& at, float* memory, int warp, int r)
-      : work(work),
-        at(at),
-        memory(memory),
-        r(r),
-        own_memory(at.warp0 + warp * at.warp),
-        number(static_cast<int>(threadIdx.x) % 32),
-        lane(number),
-        sequence(own_memory + at.sequences + lane.sequence * at.sequence) {
-    static_assert(S::numbers + 2 >= S::vectors + kVectors && S::numbers >= S::qb + 3);
-    const int quads = (2 + at.t) * S::quads;
-    stream = number / quads;
-    stream_quad = number - stream * quads;
-    FASTLIN_UNROLL
-    for (int pass = 0; pass < kKept; ++pass) {
-      const int job = number + 32 * pass < S::jobs ? number + 32 * pass : 0, product = job / S::tiles;
-      const int place = job % S::tiles;
-      lefts[pass] = left_of(product) + place / S::side * 4;
-      rights[pass] = (S::vectors + product) * S::column + place % S::side * 4;
-    }
-    // What the sums start with, and zeros behind the entries of vectors.
-    for (int i = number; i < at.sequences; i += 32) memory[own_memory + i] = 0;
-    if (!S::shares_work) {
-      for (int i = number; i < S::sequences * at.sequence; i += 32) memory[own_memory + at.sequences + i] = 0;
-    }
-  }
-
-  // Sequences first, ..., end - 1, or as many of them as a warp has.
-  __device__ FASTLIN_INLINE void run(std::int64_t first, std::int64_t end) {
-    __syncwarp();
-    const std::int64_t index = first + lane.sequence < end ? first + lane.sequence : end - 1;
-    is_real = first + lane.sequence < end && lane.writes;
-    const float* record = work.records + (index - work.first) * R::floats;
-    std::memcpy(&task, record + R::task, sizeof task);
-    Tile G;
-    Own q;
-    load(record, G, q);
-    lane.put(q, query(0));
-    if (is_first()) memory[own_memory + at.tasks + lane.sequence] = static_cast<float>(task);
-    if (at.dense > 0) lane.store(G, dense(0));
-    __syncwarp();
-    FASTLIN_NO_UNROLL
-    for (int l = 0; l < at.dense; ++l) forward(l, G);
-    last(G, record[R::y], index);
-  }
-
-  // Leaves the sums that are in registers where those of wide layers are.
-  __device__ FASTLIN_INLINE void leave_sums() {
-    __syncwarp();
-    float* to = memory + own_memory + at.sequences;
-    if (S::keeps_sums && at.dense == 1) {
-      store_sums(dA, to);
-      store_sums(dC, to + 32 * S::tile);
-      to += 64 * S::tile;
-    }
-    FASTLIN_UNROLL
-    for (int pass = 0; pass < kKept; ++pass) {
-      const int job = number + 32 * pass;
-      if (job >= S::jobs) continue;
-      FASTLIN_UNROLL
-      for (int i = 0; i < 16; ++i) to[job * 16 + i] = products[pass][i];
-    }
-  }
-
- private:
-  static constexpr int kKept = S::splits_products ? S::passes : 0;
-
-  __device__ FASTLIN_INLINE float* vector(int place) const {
-    return memory + sequence + (S::vectors + place) * S::column;
-  }
-  __device__ FASTLIN_INLINE float* staying(int place) const {
-    return memory + sequence + (S::qb + place) * S::column;
-  }
-  __device__ FASTLIN_INLINE float* for_sums(int place) const {
-    return memory + sequence + (S::numbers + place) * S::column;
-  }
-  __device__ FASTLIN_INLINE float* query(int l) const {
-    return memory + sequence + at.queries + l * S::column;
-  }
-  // G, X' and G T of a dense layer.
-  __device__ FASTLIN_INLINE float* dense(int l) const {
-    return memory + sequence + at.first_dense + l * 3 * S::matrix;
-  }
-  __device__ FASTLIN_INLINE float* work_matrix() const { return memory + sequence; }
-  __device__ FASTLIN_INLINE const float* of_task(int table) const { return memory + table + task * S::column; }
-  __device__ FASTLIN_INLINE const float* of_token(int table, int t) const {
-    return memory + table + (task * at.t + t) * S::column;
-  }
-  __device__ FASTLIN_INLINE bool is_first() const { return lane.writes && lane.column == 0 && lane.part == 0; }
-  __device__ FASTLIN_INLINE float rho(int l) const {
-    return l == 0 ? at.first_skip : at.skip;
-  }
-  __device__ FASTLIN_INLINE int left_of(int product) const {
-    return product == 0 ? at.queries + at.dense * S::column : (S::vectors + kGa + product - 1) * S::column;
-  }
-  __device__ FASTLIN_INLINE static void scale(float factor, const Own& from, Own& to) {
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) to[j] = factor * from[j];
-  }
-  __device__ FASTLIN_INLINE static void clear(Tile& tile) {
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::rows; ++i) tile[j][i] = 0;
-    }
-  }
-
-  // y + A' x, A x, C' x, C x of the last matrix layer, and W' x, W x.
-  template <int both, int one>
-  __device__ FASTLIN_INLINE void apply_last(const float* x, Own& y) const {
-    const float* parameters = memory + at.last;
-    if constexpr (S::has_both || both == one) {
-      lane.apply(parameters + both * S::matrix, x, y);
-    } else {
-      lane.apply_across(parameters + one * S::matrix, x, y);
-    }
-  }
-  __device__ FASTLIN_INLINE void apply_A(const float* x, Own& y) const { apply_last<0, 0>(x, y); }
-  __device__ FASTLIN_INLINE void apply_C(const float* x, Own& y) const { apply_last<1, 1>(x, y); }
-  __device__ FASTLIN_INLINE void apply_W(const float* x, Own& y) const { apply_last<2, 2>(x, y); }
-  __device__ FASTLIN_INLINE void apply_At(const float* x, Own& y) const { apply_last<3, 0>(x, y); }
-  __device__ FASTLIN_INLINE void apply_Ct(const float* x, Own& y) const { apply_last<4, 1>(x, y); }
-  __device__ FASTLIN_INLINE void apply_Wt(const float* x, Own& y) const { apply_last<5, 2>(x, y); }
-
-  // G with the prompt, and q, of a record.
-  __device__ FASTLIN_INLINE void load(const float* record, Tile& G, Own& q) const {
-    // Entry (row, c) of the triangle is at `across` or `down`. In one part most rows are above or below the
-    // columns of all lanes, and their addresses differ by constants.
-    const float* across = record + lane.column;
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      const int c = lane.column + j * S::lanes;
-      const bool is_real = j * S::lanes + S::lanes <= M || c < M;
-      const float* down = record + (is_real ? c * M - c * (c - 1) / 2 - c : 0);
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::rows; ++i) {
-        if constexpr (S::parts == 1) {
-          const float* above = across + (i * M - i * (i - 1) / 2 - i + j * S::lanes);
-          const float x = i <= j * S::lanes || (i < (j + 1) * S::lanes && i <= c) ? *above : down[i];
-          G[j][i] = is_real ? x : 0.0f;
-        } else {
-          const int row = i + lane.first_row(), least = row < c ? row : c, most = row < c ? c : row;
-          G[j][i] = most < M ? record[least * M - least * (least - 1) / 2 - least + most] : 0.0f;
-        }
-      }
-      q[j] = is_real ? across[R::q + j * S::lanes] : 0.0f;
-    }
-    FASTLIN_NO_UNROLL
-    for (int t = 0; t < at.t; ++t) {
-      const float* p = of_token(at.p, t);
-      Own own;
-      lane.own(p, own);
-      lane.add_outer(p, own, G);
-    }
-  }
-
-  // A dense layer: G of the next one is in the tile, and q in its place.
-  __device__ FASTLIN_INLINE void forward(int l, Tile& tile) {
-    float* G = dense(l);
-    FASTLIN_NO_UNROLL
-    for (int step = 0; step < 4; ++step) {  // X' = C' G, T' = X' A', G T, T' (G T)
-      const float* left = step == 0 ? memory + at.C + l * S::matrix : step == 3 ? work_matrix() : G;
-      if (step == 1) left = G + S::matrix;
-      float* to = step == 1 ? work_matrix() : G + (step + 1 - step / 2) * S::matrix;
-      Columns right;
-      if (step == 2) {
-        lane.load_across(work_matrix(), right);
-        // T' q, and T' p at the bottom.
-        FASTLIN_NO_UNROLL
-        for (int n = l == 0 && work.at.p >= 0 ? at.t : 0; n >= 0; --n) {
-          Own sum = {};
-          lane.apply_columns(right, n == 0 ? query(l) : of_token(at.p, n - 1), sum);
-          lane.put(sum, n == 0 ? query(l + 1) : for_sums(1 + n));
-        }
-      } else {
-        lane.load(step == 0 ? G : step == 1 ? memory + at.A + l * S::matrix : G + 2 * S::matrix, right);
-      }
-      clear(tile);
-      lane.multiply(left, right, tile);
-      __syncwarp();
-      if (step < 3) {
-        lane.store(tile, to);
-      } else if (l + 1 < at.dense) {
-        lane.store(tile, dense(l + 1));
-      }
-      if (step == 1) add_to_diagonal(rho(l), to);
-      __syncwarp();
-    }
-  }
-
-  __device__ FASTLIN_INLINE void add_to_diagonal(float x, float* matrix) const {
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      const int c = lane.column + j * S::lanes;
-      const bool is_own = (S::parts == 1 || c / (4 * S::row_quads) == lane.part) &&
-                          (j * S::lanes + S::lanes <= M || c < M);
-      if (lane.writes && is_own) matrix[c * S::column + c] += x;
-    }
-  }
-
-  // The last matrix layer and the head, and all that follows from the error.
-  __device__ FASTLIN_INLINE void last(Tile& G, float y, std::int64_t index) {
-    const float* q = query(at.dense);
-    const float *v = of_task(at.v), *Cv = of_task(at.Cv);
-    const float skip = rho(at.dense);
-    Own own_q, own_v, h, Aq = {}, Gaq = {}, Gcv = {}, qn, u, w = {}, a = {}, Aw = {}, Gaw = {}, c;
-    lane.own(q, own_q);
-    lane.own(v, own_v);
-    apply_At(q, Aq);
-    lane.put(own_v, vector(kV));
-    lane.apply(G, Cv, Gcv);
-    lane.put(Aq, vector(kAq));
-    lane.put(Gcv, vector(kGcv));
-    __syncwarp();
-    lane.apply(G, vector(kAq), Gaq);
-    scale(skip, own_v, u);
-    apply_A(vector(kGcv), u);
-    lane.put(Gaq, vector(kGaq));
-    lane.put(u, vector(kU));
-    __syncwarp();
-    scale(skip, own_q, qn);
-    apply_Ct(vector(kGaq), qn);
-    lane.apply(G, vector(kU), w);
-    lane.put(qn, vector(kQn));
-    lane.put(w, vector(kGTv));
-    __syncwarp();
-    apply_Wt(vector(kQn), a);
-    apply_At(vector(kGTv), Aw);
-    lane.put(Aw, vector(kAw));
-    __syncwarp();
-    lane.apply(G, vector(kAw), Gaw);
-    lane.put(Gaw, vector(kGaw));
-    __syncwarp();
-    scale(skip, w, c);
-    apply_Ct(vector(kGaw), c);
-
-    lane.own(of_task(at.h), h);
-    float attended = 0, skipped = 0;
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      attended = std::fma(a[j], c[j], attended);
-      skipped = std::fma(qn[j], h[j], skipped);
-    }
-    const float yhat = lane.sum(std::fma(at.last_skip, skipped, attended));
-    const std::int64_t place = r * work.P.B + index;
-    if (work.out.yhat != nullptr && is_first() && is_real) work.out.yhat[place] = yhat;
-    float residual = 0;
-    if (work.P.has_targets()) {
-      const float difference = yhat - y;
-      residual = (difference + difference) * memory[at.coefficients + task];
-      if (is_first() && is_real) {
-        float* squares = memory + own_memory + at.squares + task * S::sequences + lane.sequence;
-        *squares = std::fma(difference, difference, *squares);
-      }
-    } else if (work.P.gy != nullptr) {
-      residual = work.P.gy[place];
-    }
-    if (!work.gradients()) return;
-    if (!is_real) residual = 0;
-
-    Own ra, Rc, ca = {}, qb, Gca = {}, Cqb = {}, Ta, Gcqb = {}, Ga = {}, below, Aga = {}, Gaga = {}, e;
-    scale(residual, a, ra);
-    scale(residual, c, Rc);
-    lane.put(ra, vector(kA));
-    lane.put(Rc, vector(kRc));
-    __syncwarp();
-    apply_C(vector(kA), ca);
-    lane.own(of_task(at.h), h);
-    scale(residual * at.last_skip, h, qb);
-    apply_W(vector(kRc), qb);
-    lane.put(ca, vector(kCa));
-    lane.put(qb, vector(kQb));
-    __syncwarp();
-    lane.apply(G, vector(kCa), Gca);
-    apply_C(vector(kQb), Cqb);
-    lane.put(Gca, vector(kGca));
-    lane.put(Cqb, vector(kCqb));
-    __syncwarp();
-    scale(skip, ra, Ta);
-    apply_A(vector(kGca), Ta);
-    lane.apply(G, vector(kCqb), Gcqb);
-    lane.put(Ta, vector(kTa));
-    lane.put(Gcqb, vector(kGcqb));
-    __syncwarp();
-    lane.apply(G, vector(kTa), Ga);
-    scale(skip, qb, below);
-    apply_A(vector(kGcqb), below);
-    lane.put(Ga, vector(kGa));
-    __syncwarp();
-    apply_At(vector(kGa), Aga);
-    lane.put(Aga, vector(kAga));
-    __syncwarp();
-    lane.apply(G, vector(kAga), Gaga);
-    lane.put(Gaga, vector(kGaga));
-    __syncwarp();
-    scale(skip, Ga, e);
-    apply_Ct(vector(kGaga), e);
-    scale(residual, qn, qn);
-
-    add_products();
-    const bool reverses = work.out.dA != nullptr || work.out.dC != nullptr || work.at.p >= 0;
-    if (reverses) {
-      clear(G);
-      add_outer(vector(kTa), vector(kU), G);
-      add_outer(vector(kAq), vector(kCqb), G);
-      add_outer(vector(kAga), Cv, G);
-      add_outer(vector(kAw), vector(kCa), G);
-    }
-    __syncwarp();
-    lane.put(e, for_sums(0));
-    lane.put(qn, for_sums(1));
-    if (reverses && (at.dense > 0 || work.at.p >= 0)) {  // H = S + S'
-      float* H = work_matrix();
-      lane.store(G, H);
-      if (at.dense > 0) lane.put(below, staying(0));
-      __syncwarp();
-      lane.add_across(H, G);
-      __syncwarp();
-      lane.store(G, H);
-      __syncwarp();
-      FASTLIN_NO_UNROLL
-      for (int l = at.dense - 1; l >= 0; --l) reverse(l);
-    }
-    if (at.dense == 0 && work.at.p >= 0) {
-      FASTLIN_NO_UNROLL
-      for (int t = 0; t < at.t; ++t) {
-        Own dp = {};
-        lane.apply(G, of_token(at.p, t), dp);
-        lane.put(dp, for_sums(2 + t));
-      }
-    }
-    add_numbers();
-  }
-
-  // tile += x y'
-  __device__ FASTLIN_INLINE void add_outer(const float* x, const float* y, Tile& tile) const {
-    Own own;
-    lane.own(y, own);
-    lane.add_outer(x, own, tile);
-  }
-
-  // The outer products of dA, dC and dW of all sequences of the warp.
-  __device__ FASTLIN_INLINE void add_products() {
-    const float* from = memory + own_memory + at.sequences;
-    if constexpr (S::splits_products) {
-      FASTLIN_UNROLL
-      for (int s = 0; s < S::sequences; ++s) {
-        FASTLIN_UNROLL
-        for (int pass = 0; pass < kKept; ++pass) {
-          add_quads(from + s * at.sequence + lefts[pass], from + s * at.sequence + rights[pass],
-                    products[pass]);
-        }
-      }
-    } else {
-      FASTLIN_NO_UNROLL
-      for (int job = number; job < S::jobs; job += 32) {
-        const int matrix = job / S::tiles, place = job % S::tiles;
-        const int rows = place / S::side * 4, columns = place % S::side * 4;
-        float* to = memory + own_memory + at.tiles + job * 16;
-        float sums[16];
-        FASTLIN_UNROLL
-        for (int i = 0; i < 16; ++i) sums[i] = to[i];
-        FASTLIN_NO_UNROLL
-        for (int product = 3 * matrix; product < (matrix < 2 ? 3 * matrix + 3 : kProducts); ++product) {
-          FASTLIN_UNROLL
-          for (int s = 0; s < S::sequences; ++s) {
-            add_quads(from + s * at.sequence + left_of(product) + rows,
-                      from + s * at.sequence + (S::vectors + product) * S::column + columns, sums);
-          }
-        }
-        FASTLIN_UNROLL
-        for (int i = 0; i < 16; ++i) to[i] = sums[i];
-      }
-    }
-  }
-  __device__ FASTLIN_INLINE static void add_quads(const float* x, const float* y, float (&sums)[16]) {
-    const Quad left = load_quad(x), right = load_quad(y);
-    FASTLIN_UNROLL
-    for (int i = 0; i < 16; ++i) sums[i] = std::fma(left.x[i / 4], right.x[i % 4], sums[i]);
-  }
-
-  // Carries H, in the matrix at work, and qb through a dense layer.
-  __device__ FASTLIN_INLINE void reverse(int l) {
-    float *G = dense(l), *H = work_matrix(), *one = memory + sequence + at.extra, *two = one + S::matrix;
-    const float *X = G + S::matrix, *A = memory + at.A + l * S::matrix, *C = memory + at.C + l * S::matrix;
-    float* qb = staying(0);
-    if (l == 0 && work.at.p >= 0) prompts_above(G);
-    // T', H T', T H T', Tb, Z, Z C': at the bottom only Tb and Z.
-    FASTLIN_NO_UNROLL
-    for (int step = l > 0 ? 0 : 3; step < (l > 0 ? 6 : 5); ++step) {
-      const float* left = step == 0 ? X : step == 2 ? two : step == 3 ? G + 2 * S::matrix : step == 4 ? A : H;
-      const float* right = step == 0 ? A : step < 3 ? one : step < 5 ? H : C;
-      Columns columns;
-      Tile tile;
-      lane.load(right, columns);
-      clear(tile);
-      lane.multiply(left, columns, tile);
-      if (step == 3) {
-        add_outer(query(l), qb, tile);
-      }
-      __syncwarp();
-      if (step == 1) {
-        lane.store_across(tile, two);
-      } else if (step == 5) {
-        lane.store(tile, two);
-      } else {
-        lane.store(tile, step < 3 ? one : H);
-      }
-      if (step == 0) add_to_diagonal(rho(l), one);
-      __syncwarp();
-      if constexpr (S::keeps_sums) {
-        if (step == 3) add_product(l, 0, H, X, dA);
-        if (step == 4) add_product(l, 1, G, H, dC);
-      } else if (step == 3 || step == 4) {
-        add_product(l, step - 3, step == 3 ? H : G, step == 3 ? X : H, tile);
-      }
-    }
-    if (l == 0) {
-      if (work.at.p >= 0) prompts_below(H);
-      return;
-    }
-    // H = T H T' + Z C' + C Z', qb = T qb
-    Tile sum, other;
-    load_tile(one, sum);
-    load_tile(two, other);
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::rows; ++i) {
-        sum[j][i] += other[j][i];
-      }
-    }
-    lane.add_across(two, sum);
-    Own Xqb = {}, own;
-    lane.apply(X, qb, Xqb);
-    float* scratch = staying(1);
-    lane.put(Xqb, scratch);
-    lane.own(qb, own);
-    __syncwarp();
-    lane.store(sum, H);
-    scale(rho(l), own, own);
-    lane.apply(A, scratch, own);
-    lane.put(own, qb);
-    __syncwarp();
-  }
-
-  __device__ FASTLIN_INLINE void load_tile(const float* matrix, Tile& to) const {
-    const float* from = matrix + lane.tile();
-    FASTLIN_UNROLL
-    for (int j = 0; j < S::columns; ++j) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::rows; ++i) to[j][i] = from[j * lane.step + i];
-    }
-  }
-
-  // Adds left right to the sums of dA or dC of a dense layer.
-  __device__ FASTLIN_INLINE void add_product(int l, int which, const float* left, const float* right,
-                                             Tile& sums) {
-    float* kept = memory + own_memory + at.accumulated + (2 * l + which) * 32 * S::tile;
-    const bool stored = !S::keeps_sums || at.dense > 1;
-    if (stored) {
-      FASTLIN_UNROLL
-      for (int i = 0; i < S::tile; ++i) sums[i / S::rows][i % S::rows] = kept[i * 32 + number];
-    }
-    Columns columns;
-    lane.load(right, columns);
-    lane.multiply(left, columns, sums);
-    if (stored) store_sums(sums, kept);
-  }
-  __device__ FASTLIN_INLINE void store_sums(const Tile& sums, float* to) const {
-    FASTLIN_UNROLL
-    for (int i = 0; i < S::tile; ++i) to[i * 32 + number] = sums[i / S::rows][i % S::rows];
-  }
-
-  // The part of dp = H_0 p that goes through T: T H T' p, with T x = rho x + A (X x). T' p is in its place.
-  __device__ FASTLIN_INLINE void prompts_above(const float* G) const {
-    float *one = staying(1), *two = staying(2);
-    FASTLIN_NO_UNROLL
-    for (int t = 0; t < at.t; ++t) {
-      Own HTp = {}, XHTp = {};
-      lane.apply(work_matrix(), for_sums(2 + t), HTp);
-      lane.put(HTp, one);
-      __syncwarp();
-      lane.apply(G + S::matrix, one, XHTp);
-      lane.put(XHTp, two);
-      __syncwarp();
-      scale(at.first_skip, HTp, HTp);
-      lane.apply(memory + at.A, two, HTp);
-      lane.put(HTp, for_sums(2 + t));
-    }
-  }
-  // The rest: Z C' p + C Z' p.
-  __device__ FASTLIN_INLINE void prompts_below(const float* Z) const {
-    float* one = staying(1);
-    FASTLIN_NO_UNROLL
-    for (int t = 0; t < at.t; ++t) {
-      Own Zp = {}, dp;
-      lane.apply(Z, of_token(at.p, t), Zp);
-      lane.put(Zp, one);
-      __syncwarp();
-      lane.own(for_sums(2 + t), dp);
-      lane.apply_across(Z, of_token(at.Cp, t), dp);
-      lane.apply(memory + at.C, one, dp);
-      __syncwarp();
-      lane.put(dp, for_sums(2 + t));
-    }
-  }
-
-  // Adds e, q and dp of all sequences of the warp to the sums of their tasks.
-  __device__ FASTLIN_INLINE void add_numbers() const {
-    __syncwarp();
-    const int quads = (2 + at.t) * S::quads;
-    const int from = own_memory + at.sequences + S::numbers * S::column;
-    const float* tasks = memory + own_memory + at.tasks;
-    if (stream >= at.streams) return;
-    FASTLIN_NO_UNROLL
-    for (int s = stream; s < S::sequences; s += at.streams) {
-      const int to = own_memory + at.sums + (stream * at.K + static_cast<int>(tasks[s])) * quads * 4;
-      FASTLIN_NO_UNROLL
-      for (int quad = stream_quad; quad < quads; quad += 32) {
-        const Quad x = load_quad(memory + from + s * at.sequence + 4 * quad);
-        Quad sum = load_quad(memory + to + 4 * quad);
-        FASTLIN_UNROLL
-        for (int i = 0; i < 4; ++i) sum.x[i] += x.x[i];
-        store_quad(memory + to + 4 * quad, sum);
-      }
-    }
-  }
-
-  const Work& work;
-  const StackLayout& at;
-  float* const memory;
-  const int r, own_memory, number;
-  const StackLane<M> lane;
-  const int sequence;
-  int stream, stream_quad, task = 0;
-  bool is_real = false;
-  int lefts[kKept > 0 ? kKept : 1] = {}, rights[kKept > 0 ? kKept : 1] = {};
-  float products[kKept > 0 ? kKept : 1][16] = {};
-  Tile dA = {}, dC = {};
-};
-
 // A parameter, or its transpose, with zeros around it.
 template <int M>
-__device__ FASTLIN_INLINE void load_matrix(const float* from, int m, bool transposes, float factor, float* to) {
+__device__ FASTLIN_INLINE void load_matrix(const float* from, int m, bool transposes, float factor,
+                                           float* to) {
   using S = StackShape<M>;
   FASTLIN_NO_UNROLL
   for (int i = static_cast<int>(threadIdx.x); i < S::matrix; i += static_cast<int>(blockDim.x)) {
@@ -584,8 +42,8 @@ __device__ FASTLIN_INLINE void load_matrix(const float* from, int m, bool transp
 
 // factor (M x) or factor (M' x) of vectors [count, column]; without a matrix, the vectors x [count, m].
 template <int M>
-__device__ FASTLIN_INLINE void load_vectors(const float* matrix, bool transposes, float factor, const float* x,
-                                            int count, int m, float* to) {
+__device__ FASTLIN_INLINE void load_vectors(const float* matrix, bool transposes, float factor,
+                                            const float* x, int count, int m, float* to) {
   constexpr int column = StackShape<M>::column;
   FASTLIN_NO_UNROLL
   for (int i = static_cast<int>(threadIdx.x); i < count * column; i += static_cast<int>(blockDim.x)) {
@@ -603,11 +61,13 @@ __device__ FASTLIN_INLINE void load_vectors(const float* matrix, bool transposes
 }
 
 template <int M>
-__device__ FASTLIN_INLINE void load_parameters(const Work& work, const StackLayout& at, float* memory, int r) {
+__device__ FASTLIN_INLINE void load_parameters(const Work& work, const StackLayout& at, float* memory,
+                                               int r) {
   constexpr int matrix = StackShape<M>::matrix;
   const Problem<float>& P = work.P;
   const int m = static_cast<int>(P.m);
-  const float *A = P.A + r * P.layers * m * m, *C = P.C + r * P.layers * m * m, *W = P.W + std::int64_t{r} * m * m;
+  const float *A = P.A + r * P.layers * m * m, *C = P.C + r * P.layers * m * m,
+              *W = P.W + std::int64_t{r} * m * m;
   FASTLIN_NO_UNROLL
   for (int l = 0; l < at.dense; ++l) {
     load_matrix<M>(A + l * m * m, m, true, at.scale, memory + at.A + l * matrix);
@@ -673,9 +133,9 @@ __device__ FASTLIN_INLINE void write_sums(const Work& work, const StackLayout& a
         sum += memory[at.warp0 + w * at.warp + products + j * S::tiles * 16 + place];
       }
     }
-    const std::int64_t to = matrix == 2 ? work.numbers.dW + r * square
-                                        : (matrix == 0 ? work.numbers.dA : work.numbers.dC) +
-                                              (r * P.layers + at.dense) * square;
+    const std::int64_t to =
+        matrix == 2 ? work.numbers.dW + r * square
+                    : (matrix == 0 ? work.numbers.dA : work.numbers.dC) + (r * P.layers + at.dense) * square;
     partial[to + row * m + c] = matrix == 0 ? at.scale * sum : sum;
   }
 }
@@ -720,22 +180,25 @@ __device__ FASTLIN_INLINE void write_task_sums(const Work& work, const StackLayo
 
 template <int M>
 __global__ void __launch_bounds__(128)
-    stack_kernel(const __grid_constant__ Work work, const __grid_constant__ StackLayout at,
-                 std::int64_t first_chunk) {
+    stack_kernel(const __grid_constant__ Work work, const __grid_constant__ StackLayout at, int first_chunk) {
   FASTLIN_SHARED_MEMORY(bytes);
   float* const memory = reinterpret_cast<float*>(bytes);
-  const int r = static_cast<int>(blockIdx.y), warp = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t chunk = first_chunk + blockIdx.x, begin = chunk * work.chunk;
-  const std::int64_t end = std::min(begin + work.chunk, work.P.B);
+  // The compiler must see that the warp's number is the same in all lanes: loops over sequences are then
+  // uniform.
+  const int r = static_cast<int>(blockIdx.y);
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
+  const int chunk = first_chunk + static_cast<int>(blockIdx.x);
+  const std::int64_t begin = chunk * work.chunk;
+  const int count = static_cast<int>(std::min(work.chunk, work.P.B - begin));
   load_parameters<M>(work, at, memory, r);
   load_coefficients(work, memory + at.coefficients, warp, at.warps);
   __syncthreads();
   {
     StackWarp<M> own(work, at, memory, warp, r);
     FASTLIN_NO_UNROLL
-    for (std::int64_t first = begin + warp * StackShape<M>::sequences; first < end;
+    for (int first = warp * StackShape<M>::sequences; first < count;
          first += at.warps * StackShape<M>::sequences) {
-      own.run(first, end);
+      own.run(begin, first, count);
     }
     if (work.gradients()) own.leave_sums();
   }
@@ -750,7 +213,7 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
   const StackLayout at = stack_layout<M>(work.P);
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(work.P.R));
   return launch(stack_kernel<M>, grid, dim3(32 * static_cast<unsigned>(at.warps)),
-                4 * static_cast<std::size_t>(at.floats), stream, work, at, first_chunk);
+                4 * static_cast<std::size_t>(at.floats), stream, work, at, static_cast<int>(first_chunk));
 }
 
 // Calls `f` with the compiled width that serves m.
@@ -781,14 +244,13 @@ bool stack_serves(const Problem<float>& P, const Results<float>& out) {
       width_for(P.m) == 0 || P.t > 256 || out.dx != nullptr || out.dq != nullptr) {
     return false;
   }
-  return with_width(P.m, [&](auto M) { return stack_layout<decltype(M)::value>(P).fits(); });
+  return with_width(P.m, [&](auto M) { return stack_layout<decltype(M)::value>(P).warps > 0; });
 }
 
 int launch_stack(const Work& work, std::int64_t first_chunk, std::int64_t chunks, void* stream) {
   if (chunks == 0 || work.P.R == 0) return 0;
-  return with_width(work.P.m, [&](auto M) {
-    return launch_width<decltype(M)::value>(work, first_chunk, chunks, stream);
-  });
+  return with_width(
+      work.P.m, [&](auto M) { return launch_width<decltype(M)::value>(work, first_chunk, chunks, stream); });
 }
 
 }  // namespace cuda
