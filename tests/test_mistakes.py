@@ -211,6 +211,7 @@ CALLS = [
         "target: got None, wants a task source: regime 'zs:all' trains on it",
     ),
     ("a target unused", fl.train, TRAIN, {"target": fl.FixedTask([1.0] * 5)}, "target: got a FixedTask, wants None"),
+    ("progress as a word", fl.train, TRAIN, {"progress": "yes"}, "progress: got 'yes', wants True or False"),
     ("a preset misspelt", fl.train, TRAIN, {"preset": "papers"}, "preset: got 'papers' (did you mean paper?)"),
     ("a model of another kind", fl.train, TRAIN, {"model": "transformer"}, "model: got 'transformer', wants one of "),
     ("layers of no stack", fl.train, TRAIN, {"layers": 3}, "layers: got 3 for model 'full', wants 1, or model='stack'"),

@@ -26,6 +26,7 @@
 #define FASTLIN_NO_UNROLL
 #endif
 
+#include "core/arena.h"
 #include "cuda/family.h"
 
 namespace fastlin {

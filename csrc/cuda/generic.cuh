@@ -4,8 +4,6 @@
 
 #include "cuda/device.cuh"
 
-#include "core/arena.h"
-
 namespace fastlin {
 namespace cuda {
 namespace {

@@ -25,7 +25,7 @@ namespace {
 // Shared memory of most GPUs, of sm_75, and too little for any workspace; several multiprocessors or one;
 // four orders of threads and blocks.
 constexpr emulated::Device kDevices[] = {
-    {1, 4, 99 * 1024, 0}, {1, 1, 99 * 1024, 1}, {1, 1, 64 * 1024, 2}, {1, 1, 1024, 3}};
+    {1, 4, 99 * 1024, 0}, {1, 1, 99 * 1024, 1}, {1, 1, 64 * 1024, 2}, {1, 1, 4 * 1024, 3}};
 
 // An allocation of exactly this size, all NaN.
 using Workspace = Buffer<unsigned char>;

@@ -5,8 +5,8 @@ returns the context tokens z = [x; y], the query q = [x; 0] and the query's labe
 [1; x; y]. `sample_gram` returns the tokens' Gram matrix instead, drawn from its own distribution (`bartlett`).
 
 A sequence depends on (seed, step, stream, i) alone. It is computed in float64 in a fixed order of operations and
-rounded once, so a batch can be drawn in pieces with the same bits. `layout` has the layout of the draws. The compiled
-kernels draw on the requested device in the requested dtype, where they exist; their numbers differ by rounding.
+rounded once, so pieces of a batch have its bits. The compiled kernels draw on the requested device in the requested
+dtype; their numbers differ by rounding. `layout` has the layout of the draws.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ class Source(ABC):
         return html(type(self).__name__, self._facts())
 
     def _facts(self) -> dict[str, str]:
-        # Numbers of subclasses of the user too; arrays, zeros and False say nothing in a line.
-        numbers = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "m"}
-        found = {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and value}
+        # Numbers of the user's subclasses too; arrays, zeros and False say nothing in a line.
+        found = {n: v for n, v in vars(self).items() if isinstance(v, (int, float)) and v and n[0] != "_" and n != "m"}
         return {name: f"{value:g}" if type(value) is float else str(value) for name, value in found.items()}
 
     def describe(self) -> dict[str, Any]:

@@ -231,6 +231,9 @@ def train(
     fields |= {"batch": batch, "trials": trials, "lr": lr, "seed": seed, "target": target}
     config = RunConfig.resolve(mix, regime, n, **fields)
     real("checkpoint_seconds", checkpoint_seconds, 0.0)
+    for name, flag in (("resume", resume), ("progress", progress)):
+        if not isinstance(flag, bool) and (flag is not None or name == "resume"):
+            raise TypeError(f"{name}: got {flag!r}, wants True or False")
     if out is not None and not isinstance(out, (str, Path)):
         raise TypeError(f"out: got {out!r}, wants the path of a folder, or None")
     if callback is not None and not callable(callback):

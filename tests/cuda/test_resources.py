@@ -22,10 +22,8 @@ MOST_STACK = 16
 """Bytes: an array that is not in registers would lie there, in memory."""
 REGISTERS = 65536
 """Of a multiprocessor, on every architecture from Turing on."""
-THREADS = 128
-"""Of the largest block."""
-FEWEST_BLOCKS = 2
-"""That a multiprocessor's registers have room for, so that one waits for memory while others work."""
+THREADS = {"trials_kernel": 256, "attention_kernel": 256}
+"""Of a block, or of two blocks of 128, that a multiprocessor's registers have room for; 128 in other kernels."""
 
 
 class Use(NamedTuple):
@@ -77,7 +75,7 @@ def over_budget(used: dict[str, dict[str, Use]]) -> list[str]:
         for kernel, use in by_kernel.items()
         if max(use.stores, use.loads) > MOST_SPILLED
         or use.stack > MOST_STACK
-        or use.registers * THREADS * FEWEST_BLOCKS > REGISTERS
+        or use.registers * THREADS.get(kernel.split("<")[0], 128) > REGISTERS
     ]
 
 
