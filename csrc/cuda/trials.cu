@@ -17,20 +17,20 @@
 // Machine code of sm_90 in the loop, a sequence of one trial; gradients, no prompt (several lanes: without
 // what only predictions and prompts need):
 //
-//   M    lanes  registers  instructions  FMAs and products  128-bit loads  warps a multiprocessor
-//   6        1        127           183                165             12  16
-//   7        1        162           240                220             15   8
-//   11       1        254           561                520             36   8
-//   12       1        255           684                615             58   8
-//   21       8        246       8 x 345            8 x 265             35   8
-//   22       8        252       8 x 355            8 x 280             38   8
-//   33      16        255      16 x 415           16 x 290             48   8
+//   M    lanes  registers  instructions  FMAs and products  shared loads  warps a multiprocessor
+//   6        1        127           183                165            13  16
+//   7        1        162           240                220            16   8
+//   11       1        254           561                520            36   8
+//   12       1        255           684                615            60   8
+//   21       8        250       8 x 350            8 x 265            48   8
+//   22       8        254       8 x 360            8 x 275            46   8
+//   33      16        255      16 x 415           16 x 290            68   8
 //
-// At M = 11, R = 50 that is 900 instructions of a warp for a sequence. Copies of a stored matrix and their
-// fold into the triangle add about 60, tiles and barriers about 20: 2^20 sequences are issued in 0.98 ms on
-// an H100 (132 multiprocessors, 4 instructions a clock, 1.98 GHz, 512 chunks in four waves). Eight warps are
-// enough: the FMAs of a loop depend on none of the ten before them. A prompt adds 30: q is read a second
-// time, because c0 and the sums of r q take its registers.
+// At M = 11, R = 50 that is 900 instructions of a warp for a sequence. The copies of a stored matrix add 53,
+// its fold 26, tiles and barriers about 20: an H100 issues 2^20 sequences in 1.03 ms (132 multiprocessors, 4
+// instructions a clock, 1.98 GHz, 512 chunks in four waves); nothing is counted for waiting. Eight warps
+// should do: a loop has ten and more FMAs at any time that do not wait for one another. A prompt adds 30 to
+// 561: q is read a second time, because c0 and the sums of r q take its registers.
 //
 // Shared memory, 99 KB: parameters of the slab; two tiles of records, which asynchronous copies fill in turn;
 // or one tile, and what is copied for the next one. A stored matrix is copied as it is and then folded:
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
     const std::int64_t chunk = first_chunk + blockIdx.y, sums = chunk * work.numbers.count;
     if (threadIdx.x == 0) {
       const std::int64_t left = P.B - chunk * work.chunk;
-      const int size = static_cast<int>(left < work.chunk ? left : work.chunk),
-                parts = (size + kPart - 1) / kPart;
+      const int size = static_cast<int>(left < work.chunk ? left : work.chunk);
+      const int parts = (size + kPart - 1) / kPart;
       control->begin = chunk * work.chunk, control->sums = sums;
       control->chunk_size = size, control->each = (size + parts - 1) / parts;
     }
@@ -150,19 +150,21 @@ Plan Plan::of(const Problem<float>& P, bool has_records) {
   const int copied = !plan.folds ? 0 : has_records ? RecordOf<M>::floats : S::stored_floats;
   const int all = (kSharedBytes - static_cast<int>(sizeof(Control))) / 4;
   double least = 0;
-  for (int slabs = 1, R = static_cast<int>(P.R); slabs <= R; ++slabs) {
-    const int slab = (R + slabs - 1) / slabs, of_set = slab * S::lanes, left = all - S::parameters(slab);
+  for (std::int64_t most = std::min<std::int64_t>(kThreads / S::lanes, P.R); most > 0; --most) {
+    const std::int64_t slabs = (P.R + most - 1) / most;
+    const int slab = static_cast<int>((P.R + slabs - 1) / slabs), of_set = slab * S::lanes;
+    const int left = all - S::parameters(slab);
     if (left < buffers * kReduced) continue;
     int room = left / (buffers * S::floats + copied);
     if (copied > 0) room = std::min(room, (left - kReduced) / copied);
     room -= 1;  // for the zeros
     const int sets = std::min(kThreads / of_set, room / S::together), tile = sets * S::together;
     if (sets < 1) continue;
-    const double tiles = room / tile;
-    const double cost = slabs * (kStage + kTile / (tiles * tile) + static_cast<double>(kWarps * kAdd) / sets);
+    const double of_tile = room / tile * tile, of_sets = sets;
+    const double cost = static_cast<double>(slabs) * (kStage + kTile / of_tile + kWarps * kAdd / of_sets);
     if (plan.slab != 0 && cost >= least) continue;
     least = cost;
-    plan.slab = slab, plan.slabs = (R + slab - 1) / slab, plan.sets = sets, plan.tile = room / tile * tile;
+    plan.slab = slab, plan.slabs = static_cast<int>(slabs), plan.sets = sets, plan.tile = room / tile * tile;
   }
   plan.step = plan.sets * S::together * S::floats;
   plan.tiles = S::parameters(plan.slab);
@@ -215,8 +217,8 @@ int launch_trials(const Work& work, std::int64_t first_chunk, std::int64_t chunk
 }
 
 bool trials_serve(const Problem<float>& P, const Results<float>& out) {
-  constexpr std::int64_t kMostStride = std::int64_t{1} << 30;  // kernels multiply them as 32-bit numbers
-  const bool is_near = std::max(P.x_batch, P.q_batch) < kMostStride && P.R * P.m * P.m < kMostStride;
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 31;  // the kernel multiplies 32-bit numbers
+  const bool is_near = std::max(P.x_batch, P.q_batch) < kMostStride;
   return P.layers == 0 && P.H == 1 && P.h == nullptr && out.dx == nullptr && out.dq == nullptr && P.R >= 1 &&
          P.K <= kMostTasks && width_for(P.m) != 0 && (!P.is_gram || is_near);
 }

@@ -191,58 +191,66 @@ struct Stage {
     const Problem<float>& P = work.P;
     // New for each tile: else the compiler keeps what depends on it, and registers are full.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
-    const int m = static_cast<int>(P.m), x_batch = opaque(static_cast<int>(P.x_batch));
-    const int left =
-        opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
+    const int m = static_cast<int>(P.m), own = plan.copies == Copies::kQuads ? 4 * lane : lane;
+    const int left = opaque(m * m - own);  // numbers from the lane's first on
     const std::int64_t part = control->part;
-    const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
-    // q, and y behind it.
+    const float* x = opaque(P.x + part * P.x_batch + own);
+    const unsigned x_batch = static_cast<unsigned>(opaque(static_cast<int>(P.x_batch)));
+    // q, and y behind it: of each lane one number, or several.
     constexpr int kTurns = M / 32 + 1;
     const float* behind[kTurns];
-    int step[kTurns], there[kTurns];
+    unsigned step[kTurns];
+    int there[kTurns];
     FASTLIN_UNROLL
     for (int u = 0; u < kTurns; ++u) {
       const int j = lane + 32 * u;
-      const bool is_q = j < m;
-      behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
-      step[u] = opaque(is_q ? static_cast<int>(P.q_batch) : 1);
-      there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
+      const bool is_q = j < m, is_y = j == m && P.y != nullptr;
+      behind[u] = opaque(is_y ? P.y + part : P.q + part * P.q_batch + j);
+      step[u] = static_cast<unsigned>(opaque(is_y ? 1 : static_cast<int>(P.q_batch)));
+      there[u] = is_q ? S::stored_q + j - own : is_y ? S::stored_y - own : kNowhere;
     }
-    to += warp * S::stored_floats;
+    to += warp * S::stored_floats + own;
     const std::uint16_t* order = control->order + tile.first + warp;
-    int next = *order;
+    unsigned next = *order;
     FASTLIN_NO_UNROLL
     for (int s = warp; s < tile.count; s += kWarps) {
-      const int i = next;
+      const unsigned i = next;
       order += kWarps;
       next = *order;
-      const float* G = x + static_cast<std::int64_t>(i) * x_batch;
+      const float* G = behind_by(x, i, x_batch);
       if (plan.copies == Copies::kQuads) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          if (u < left) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+          if (u < left) __pipeline_memcpy_async(to + u, G + u, 16);
         }
       } else if (plan.copies == Copies::kWhole) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 32) {
-          if (u < left) __pipeline_memcpy_async(to + lane + u, G + u, 4);
+          if (u < left) __pipeline_memcpy_async(to + u, G + u, 4);
         }
       } else {
         FASTLIN_NO_UNROLL
         for (int row = 0; row < m; ++row, G += P.x_row) {
           FASTLIN_UNROLL
           for (int u = 0; u < M; u += 32) {
-            if (lane < m - u) __pipeline_memcpy_async(to + row * m + lane + u, G + u, 4);
+            if (lane < m - u) __pipeline_memcpy_async(to + row * m + u, G + u, 4);
           }
         }
       }
       FASTLIN_UNROLL
       for (int u = 0; u < kTurns; ++u) {
-        const float* from = behind[u] + static_cast<std::int64_t>(i) * step[u];
-        if (there[u] >= 0) __pipeline_memcpy_async(to + there[u], from, 4);
+        if (there[u] != kNowhere) {
+          __pipeline_memcpy_async(to + there[u], behind_by(behind[u], i, step[u]), 4);
+        }
       }
       to += kWarps * S::stored_floats;
     }
+  }
+
+  static constexpr int kNowhere = 1 << 20;
+  // One multiplication of 32 bits: the product in bytes is below 2^43.
+  __device__ static const float* behind_by(const float* from, unsigned i, unsigned step) {
+    return from + static_cast<std::uint64_t>(i) * step;
   }
 
   // Where a number of a sequence comes from: half of each of two of the copied numbers; with see_query plus
