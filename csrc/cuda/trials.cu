@@ -49,7 +49,8 @@ namespace cuda {
 namespace {
 
 // Zeros the block's sums in the chunk's row: [rows, m, m] of dW, and [rows, width] of each task.
-__device__ inline void clear_sums(const Work& work, int r0, int rows, float* to) {
+__device__ inline void clear_sums(const Work& work, const Plan& plan, float* to) {
+  const int r0 = Lane::first(plan), rows = std::min(plan.slab, static_cast<int>(work.P.R) - r0);
   const int m = static_cast<int>(work.P.m), square = work.out.dW != nullptr ? m * m : 0;
   FASTLIN_NO_UNROLL
   for (int i = threadIdx.x; i < rows * square; i += kThreads) {
@@ -66,7 +67,7 @@ __device__ inline void clear_sums(const Work& work, int r0, int rows, float* to)
 }
 
 template <int M, bool kPlain>
-__global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, M <= 6 && kPlain ? 2 : 1)
     trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan,
                   std::int64_t first_chunk) {
   using S = Shape<M>;
@@ -78,21 +79,17 @@ __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
   Control* control = stage.control;
   const Lane lane(plan, S::lanes, P.R);
 
-  {
-    const std::int64_t chunk = first_chunk + blockIdx.y, sums = chunk * work.numbers.count;
-    if (threadIdx.x == 0) {
-      const std::int64_t left = P.B - chunk * work.chunk;
-      const int size = static_cast<int>(left < work.chunk ? left : work.chunk);
-      const int parts = (size + kPart - 1) / kPart;
-      control->begin = chunk * work.chunk, control->sums = sums;
-      control->chunk_size = size, control->each = (size + parts - 1) / parts;
-    }
-    const int r0 = Lane::first(plan);
-    clear_sums(work, r0, std::min(plan.slab, static_cast<int>(P.R) - r0), work.partial + sums);
-    load_coefficients(work, control->coefficients, threadIdx.x / 32, kWarps);
+  if (threadIdx.x == 0) {
+    const std::int64_t chunk = first_chunk + blockIdx.y, left = P.B - chunk * work.chunk;
+    const int size = static_cast<int>(left < work.chunk ? left : work.chunk);
+    const int parts = (size + kPart - 1) / kPart;
+    control->begin = chunk * work.chunk, control->sums = chunk * work.numbers.count;
+    control->chunk_size = size, control->each = (size + parts - 1) / parts;
   }
-  Mapping trial(work, plan, lane, shared);
+  load_coefficients(work, control->coefficients, own_thread() / 32, kWarps);
   __syncthreads();
+  clear_sums(work, plan, work.partial + control->sums);
+  Mapping trial(work, plan, lane, shared);
 
   FASTLIN_NO_UNROLL
   for (int first = 0; first < control->chunk_size; first = control->next) {

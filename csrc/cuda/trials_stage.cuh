@@ -35,6 +35,9 @@ struct Shape {
   }
 };
 
+// The thread, new at each call: else the compiler keeps what depends on it, and registers are full.
+__device__ inline int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
+
 // How stored matrices are copied: 16 bytes a lane; 4 bytes, where they are not at multiples of 16 bytes; row
 // after row, where rows do not follow one another.
 enum class Copies { kQuads, kWhole, kRows };
@@ -104,7 +107,7 @@ struct Stage {
   __device__ void sort(int first) const {
     const std::int64_t part = control->begin + first;
     const int size = std::min(control->each, control->chunk_size - first);
-    const int K = static_cast<int>(work.P.K), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int K = static_cast<int>(work.P.K), thread = own_thread(), lane = thread % 32, warp = thread / 32;
     __syncthreads();  // nobody reads the part before
     if (threadIdx.x == 0) {
       control->part = part, control->size = size, control->next = first + size;
@@ -113,7 +116,7 @@ struct Stage {
     }
     if (K == 1) {
       FASTLIN_NO_UNROLL
-      for (int i = threadIdx.x; i < size; i += kThreads) control->order[i] = static_cast<std::uint16_t>(i);
+      for (int i = thread; i < size; i += kThreads) control->order[i] = static_cast<std::uint16_t>(i);
     } else {
       const int piece = (size + 32 * kWarps - 1) / (32 * kWarps) * 32;
       const int begin = warp * piece, end = std::min(begin + piece, size);
@@ -178,7 +181,7 @@ struct Stage {
     constexpr int quads = Stored::floats / 4;
     const float* from = work.records + (control->part - work.first) * Stored::floats;
     FASTLIN_NO_UNROLL
-    for (int i = opaque(static_cast<int>(threadIdx.x)); i < tile.count * quads; i += kThreads) {
+    for (int i = own_thread(); i < tile.count * quads; i += kThreads) {
       const int s = i / quads, quad = i % quads;
       __pipeline_memcpy_async(to + 4 * i, from + (at(tile.first + s) * Stored::floats + 4 * quad), 16);
     }
@@ -189,8 +192,7 @@ struct Stage {
   // A warp copies a sequence.
   __device__ void copy_matrices(const Tile& tile, float* to) const {
     const Problem<float>& P = work.P;
-    // New for each tile: else the compiler keeps what depends on it, and registers are full.
-    const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
+    const int thread = own_thread(), lane = thread % 32, warp = thread / 32;
     const int m = static_cast<int>(P.m), own = plan.copies == Copies::kQuads ? 4 * lane : lane;
     const int left = opaque(m * m - own);  // numbers from the lane's first on
     const std::int64_t part = control->part;
@@ -296,8 +298,7 @@ struct Stage {
   __device__ void fold_from(int count, const float* copied, float* tile) const {
     constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
     constexpr int kRead = kSequences * kFloats, kWritten = kSequences * S::floats;
-    // New for each tile: else the compiler keeps where the number comes from, and registers are full.
-    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int thread = own_thread();
     const int own = kSequences == 1 ? 0 : thread / S::floats;
     const int first_number = kSequences == 1 ? thread : thread % S::floats;
     if (own >= kSequences) return;
@@ -316,7 +317,8 @@ struct Stage {
         float x[kOnce], y[kOnce];
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
-          if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
+          const bool is_there = u * kSequences < left_over;
+          x[u] = is_there ? one[u * kRead] : 0, y[u] = is_there ? other[u * kRead] : 0;
         }
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
