@@ -18,19 +18,19 @@
 // what only predictions and prompts need):
 //
 //   M    lanes  registers  instructions  FMAs and products  shared loads  warps a multiprocessor
-//   6        1        127           183                165            13  16
-//   7        1        162           240                220            16   8
-//   11       1        254           561                520            36   8
-//   12       1        255           684                615            60   8
-//   21       8        250       8 x 350            8 x 265            48   8
-//   22       8        254       8 x 360            8 x 275            46   8
-//   33      16        255      16 x 415           16 x 290            68   8
+//   6        1        125           183                166            13  16
+//   7        1        154           240                221            16   8
+//   11       1        254           560                521            36   8
+//   12       1        254           683                616            60   8
+//   21       8        246       8 x 350            8 x 268            48   8
+//   22       8        250       8 x 360            8 x 280            46   8
+//   33      16        255      16 x 415           16 x 302            68   8
 //
-// At M = 11, R = 50 that is 900 instructions of a warp for a sequence. The copies of a stored matrix add 53,
-// its fold 26, tiles and barriers about 20: an H100 issues 2^20 sequences in 1.03 ms (132 multiprocessors, 4
+// At M = 11, R = 50 that is 896 instructions of a warp for a sequence. The copies of a stored matrix add 53,
+// its fold 28, tiles and barriers about 20: an H100 issues 2^20 sequences in 1.03 ms (132 multiprocessors, 4
 // instructions a clock, 1.98 GHz, 512 chunks in four waves); nothing is counted for waiting. Eight warps
-// should do: a loop has ten and more FMAs at any time that do not wait for one another. A prompt adds 30 to
-// 561: q is read a second time, because c0 and the sums of r q take its registers.
+// should do: a loop has ten and more FMAs at any time that do not wait for one another. A prompt adds about
+// 30 to 560: q is read a second time, because c0 and the sums of r q take its registers.
 //
 // Shared memory, 99 KB: parameters of the slab; two tiles of records, which asynchronous copies fill in turn;
 // or one tile, and what is copied for the next one. A stored matrix is copied as it is and then folded:
