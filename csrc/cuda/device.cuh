@@ -88,9 +88,13 @@ __device__ inline double count_of(const Work& work, int k) {
   if (work.P.counts != nullptr) return static_cast<double>(work.P.counts[k]);
   if (work.counts == nullptr) return static_cast<double>(work.P.B);
   int sum = 0;
-  for (int row = static_cast<int>(threadIdx.x) % 32; row < work.count_rows; row += 32) {
-    sum += work.counts[row * work.P.K + k];
+  const int rows = static_cast<int>(work.count_rows), K = static_cast<int>(work.P.K);
+  FASTLIN_UNROLL
+  for (int first = 0; first < kCountRows; first += 32) {
+    const int row = first + static_cast<int>(threadIdx.x) % 32;
+    if (row < rows) sum += work.counts[row * K + k];
   }
+  FASTLIN_UNROLL
   for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bits);
   return sum;
 }
@@ -98,6 +102,7 @@ __device__ inline double count_of(const Work& work, int k) {
 // Writes the coefficient of a squared error in the loss, of each task [K], to shared memory. All warps of a
 // block call it; they must synchronise before they read.
 __device__ inline void load_coefficients(const Work& work, float* coefficients, int warp, int warps) {
+  FASTLIN_NO_UNROLL
   for (int k = warp; k < work.P.K; k += warps) {
     const double count = work.P.weight == nullptr ? 0.0 : count_of(work, k);
     const float coefficient = error_coefficient(work.P, k, count, work.total());

@@ -17,20 +17,20 @@
 // Machine code of sm_90 in the loop, a sequence of one trial; gradients, no prompt (several lanes: without
 // what only predictions and prompts need):
 //
-//   M    lanes  registers  instructions  FMAs and products  128-bit loads  warps a multiprocessor
-//   6        1        127           183                165             12  16
-//   7        1        162           240                220             15   8
-//   11       1        254           561                520             36   8
-//   12       1        255           684                615             58   8
-//   21       8        246       8 x 345            8 x 265             35   8
-//   22       8        252       8 x 355            8 x 280             38   8
-//   33      16        255      16 x 415           16 x 290             48   8
+//   M    lanes  registers  instructions  FMAs and products  shared loads  warps a multiprocessor
+//   6        1        125           183                166            13  16
+//   7        1        154           240                221            16   8
+//   11       1        254           560                521            36   8
+//   12       1        254           683                616            60   8
+//   21       8        246       8 x 350            8 x 268            48   8
+//   22       8        250       8 x 360            8 x 280            46   8
+//   33      16        255      16 x 415           16 x 302            68   8
 //
-// At M = 11, R = 50 that is 900 instructions of a warp for a sequence. Copies of a stored matrix and their
-// fold into the triangle add about 60, tiles and barriers about 20: 2^20 sequences are issued in 0.98 ms on
-// an H100 (132 multiprocessors, 4 instructions a clock, 1.98 GHz, 512 chunks in four waves). Eight warps are
-// enough: the FMAs of a loop depend on none of the ten before them. A prompt adds 30: q is read a second
-// time, because c0 and the sums of r q take its registers.
+// At M = 11, R = 50 that is 896 instructions of a warp for a sequence. The copies of a stored matrix add 53,
+// its fold 28, tiles and barriers about 20: an H100 issues 2^20 sequences in 1.03 ms (132 multiprocessors, 4
+// instructions a clock, 1.98 GHz, 512 chunks in four waves); nothing is counted for waiting. Eight warps
+// should do: a loop has ten and more FMAs at any time that do not wait for one another. A prompt adds about
+// 30 to 560: q is read a second time, because c0 and the sums of r q take its registers.
 //
 // Shared memory, 99 KB: parameters of the slab; two tiles of records, which asynchronous copies fill in turn;
 // or one tile, and what is copied for the next one. A stored matrix is copied as it is and then folded:
@@ -49,7 +49,8 @@ namespace cuda {
 namespace {
 
 // Zeros the block's sums in the chunk's row: [rows, m, m] of dW, and [rows, width] of each task.
-__device__ inline void clear_sums(const Work& work, int r0, int rows, float* to) {
+__device__ inline void clear_sums(const Work& work, const Plan& plan, float* to) {
+  const int r0 = Lane::first(plan), rows = std::min(plan.slab, static_cast<int>(work.P.R) - r0);
   const int m = static_cast<int>(work.P.m), square = work.out.dW != nullptr ? m * m : 0;
   FASTLIN_NO_UNROLL
   for (int i = threadIdx.x; i < rows * square; i += kThreads) {
@@ -66,7 +67,7 @@ __device__ inline void clear_sums(const Work& work, int r0, int rows, float* to)
 }
 
 template <int M, bool kPlain>
-__global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, M <= 6 && kPlain ? 2 : 1)
     trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan,
                   std::int64_t first_chunk) {
   using S = Shape<M>;
@@ -78,21 +79,17 @@ __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
   Control* control = stage.control;
   const Lane lane(plan, S::lanes, P.R);
 
-  {
-    const std::int64_t chunk = first_chunk + blockIdx.y, sums = chunk * work.numbers.count;
-    if (threadIdx.x == 0) {
-      const std::int64_t left = P.B - chunk * work.chunk;
-      const int size = static_cast<int>(left < work.chunk ? left : work.chunk),
-                parts = (size + kPart - 1) / kPart;
-      control->begin = chunk * work.chunk, control->sums = sums;
-      control->chunk_size = size, control->each = (size + parts - 1) / parts;
-    }
-    const int r0 = Lane::first(plan);
-    clear_sums(work, r0, std::min(plan.slab, static_cast<int>(P.R) - r0), work.partial + sums);
-    load_coefficients(work, control->coefficients, threadIdx.x / 32, kWarps);
+  if (threadIdx.x == 0) {
+    const std::int64_t chunk = first_chunk + blockIdx.y, left = P.B - chunk * work.chunk;
+    const int size = static_cast<int>(left < work.chunk ? left : work.chunk);
+    const int parts = (size + kPart - 1) / kPart;
+    control->begin = chunk * work.chunk, control->sums = chunk * work.numbers.count;
+    control->chunk_size = size, control->each = (size + parts - 1) / parts;
   }
-  Mapping trial(work, plan, lane, shared);
+  load_coefficients(work, control->coefficients, own_thread() / 32, kWarps);
   __syncthreads();
+  clear_sums(work, plan, work.partial + control->sums);
+  Mapping trial(work, plan, lane, shared);
 
   FASTLIN_NO_UNROLL
   for (int first = 0; first < control->chunk_size; first = control->next) {
@@ -150,19 +147,21 @@ Plan Plan::of(const Problem<float>& P, bool has_records) {
   const int copied = !plan.folds ? 0 : has_records ? RecordOf<M>::floats : S::stored_floats;
   const int all = (kSharedBytes - static_cast<int>(sizeof(Control))) / 4;
   double least = 0;
-  for (int slabs = 1, R = static_cast<int>(P.R); slabs <= R; ++slabs) {
-    const int slab = (R + slabs - 1) / slabs, of_set = slab * S::lanes, left = all - S::parameters(slab);
+  for (std::int64_t most = std::min<std::int64_t>(kThreads / S::lanes, P.R); most > 0; --most) {
+    const std::int64_t slabs = (P.R + most - 1) / most;
+    const int slab = static_cast<int>((P.R + slabs - 1) / slabs), of_set = slab * S::lanes;
+    const int left = all - S::parameters(slab);
     if (left < buffers * kReduced) continue;
     int room = left / (buffers * S::floats + copied);
     if (copied > 0) room = std::min(room, (left - kReduced) / copied);
     room -= 1;  // for the zeros
     const int sets = std::min(kThreads / of_set, room / S::together), tile = sets * S::together;
     if (sets < 1) continue;
-    const double tiles = room / tile;
-    const double cost = slabs * (kStage + kTile / (tiles * tile) + static_cast<double>(kWarps * kAdd) / sets);
+    const double of_tile = room / tile * tile, of_sets = sets;
+    const double cost = static_cast<double>(slabs) * (kStage + kTile / of_tile + kWarps * kAdd / of_sets);
     if (plan.slab != 0 && cost >= least) continue;
     least = cost;
-    plan.slab = slab, plan.slabs = (R + slab - 1) / slab, plan.sets = sets, plan.tile = room / tile * tile;
+    plan.slab = slab, plan.slabs = static_cast<int>(slabs), plan.sets = sets, plan.tile = room / tile * tile;
   }
   plan.step = plan.sets * S::together * S::floats;
   plan.tiles = S::parameters(plan.slab);
@@ -215,8 +214,8 @@ int launch_trials(const Work& work, std::int64_t first_chunk, std::int64_t chunk
 }
 
 bool trials_serve(const Problem<float>& P, const Results<float>& out) {
-  constexpr std::int64_t kMostStride = std::int64_t{1} << 30;  // kernels multiply them as 32-bit numbers
-  const bool is_near = std::max(P.x_batch, P.q_batch) < kMostStride && P.R * P.m * P.m < kMostStride;
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 31;  // the kernel multiplies 32-bit numbers
+  const bool is_near = std::max(P.x_batch, P.q_batch) < kMostStride;
   return P.layers == 0 && P.H == 1 && P.h == nullptr && out.dx == nullptr && out.dq == nullptr && P.R >= 1 &&
          P.K <= kMostTasks && width_for(P.m) != 0 && (!P.is_gram || is_near);
 }

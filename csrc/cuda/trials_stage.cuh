@@ -35,6 +35,9 @@ struct Shape {
   }
 };
 
+// The thread, new at each call: else the compiler keeps what depends on it, and registers are full.
+__device__ inline int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
+
 // How stored matrices are copied: 16 bytes a lane; 4 bytes, where they are not at multiples of 16 bytes; row
 // after row, where rows do not follow one another.
 enum class Copies { kQuads, kWhole, kRows };
@@ -104,7 +107,7 @@ struct Stage {
   __device__ void sort(int first) const {
     const std::int64_t part = control->begin + first;
     const int size = std::min(control->each, control->chunk_size - first);
-    const int K = static_cast<int>(work.P.K), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int K = static_cast<int>(work.P.K), thread = own_thread(), lane = thread % 32, warp = thread / 32;
     __syncthreads();  // nobody reads the part before
     if (threadIdx.x == 0) {
       control->part = part, control->size = size, control->next = first + size;
@@ -113,7 +116,7 @@ struct Stage {
     }
     if (K == 1) {
       FASTLIN_NO_UNROLL
-      for (int i = threadIdx.x; i < size; i += kThreads) control->order[i] = static_cast<std::uint16_t>(i);
+      for (int i = thread; i < size; i += kThreads) control->order[i] = static_cast<std::uint16_t>(i);
     } else {
       const int piece = (size + 32 * kWarps - 1) / (32 * kWarps) * 32;
       const int begin = warp * piece, end = std::min(begin + piece, size);
@@ -178,7 +181,7 @@ struct Stage {
     constexpr int quads = Stored::floats / 4;
     const float* from = work.records + (control->part - work.first) * Stored::floats;
     FASTLIN_NO_UNROLL
-    for (int i = opaque(static_cast<int>(threadIdx.x)); i < tile.count * quads; i += kThreads) {
+    for (int i = own_thread(); i < tile.count * quads; i += kThreads) {
       const int s = i / quads, quad = i % quads;
       __pipeline_memcpy_async(to + 4 * i, from + (at(tile.first + s) * Stored::floats + 4 * quad), 16);
     }
@@ -189,60 +192,67 @@ struct Stage {
   // A warp copies a sequence.
   __device__ void copy_matrices(const Tile& tile, float* to) const {
     const Problem<float>& P = work.P;
-    // New for each tile: else the compiler keeps what depends on it, and registers are full.
-    const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
-    const int m = static_cast<int>(P.m), x_batch = opaque(static_cast<int>(P.x_batch));
-    const int left =
-        opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
+    const int thread = own_thread(), lane = thread % 32, warp = thread / 32;
+    const int m = static_cast<int>(P.m), own = plan.copies == Copies::kQuads ? 4 * lane : lane;
+    const int left = opaque(m * m - own);  // numbers from the lane's first on
     const std::int64_t part = control->part;
-    const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
-    // q, and y behind it.
+    const float* x = opaque(P.x + part * P.x_batch + own);
+    const unsigned x_batch = static_cast<unsigned>(opaque(static_cast<int>(P.x_batch)));
+    // q, and y behind it: of each lane one number, or several.
     constexpr int kTurns = M / 32 + 1;
     const float* behind[kTurns];
-    int step[kTurns], there[kTurns];
+    unsigned step[kTurns];
+    int there[kTurns];
     FASTLIN_UNROLL
     for (int u = 0; u < kTurns; ++u) {
       const int j = lane + 32 * u;
-      const bool is_q = j < m;
-      behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
-      step[u] = opaque(is_q ? static_cast<int>(P.q_batch) : 1);
-      there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
+      const bool is_q = j < m, is_y = j == m && P.y != nullptr;
+      behind[u] = opaque(is_y ? P.y + part : P.q + part * P.q_batch + j);
+      step[u] = static_cast<unsigned>(opaque(is_y ? 1 : static_cast<int>(P.q_batch)));
+      there[u] = is_q ? S::stored_q + j - own : is_y ? S::stored_y - own : kNowhere;
     }
-    to += warp * S::stored_floats;
+    to += warp * S::stored_floats + own;
     const std::uint16_t* order = control->order + tile.first + warp;
-    int next = *order;
+    unsigned next = *order;
     FASTLIN_NO_UNROLL
     for (int s = warp; s < tile.count; s += kWarps) {
-      const int i = next;
+      const unsigned i = next;
       order += kWarps;
       next = *order;
-      const float* G = x + static_cast<std::int64_t>(i) * x_batch;
+      const float* G = behind_by(x, i, x_batch);
       if (plan.copies == Copies::kQuads) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          if (u < left) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+          if (u < left) __pipeline_memcpy_async(to + u, G + u, 16);
         }
       } else if (plan.copies == Copies::kWhole) {
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 32) {
-          if (u < left) __pipeline_memcpy_async(to + lane + u, G + u, 4);
+          if (u < left) __pipeline_memcpy_async(to + u, G + u, 4);
         }
       } else {
         FASTLIN_NO_UNROLL
         for (int row = 0; row < m; ++row, G += P.x_row) {
           FASTLIN_UNROLL
           for (int u = 0; u < M; u += 32) {
-            if (lane < m - u) __pipeline_memcpy_async(to + row * m + lane + u, G + u, 4);
+            if (lane < m - u) __pipeline_memcpy_async(to + row * m + u, G + u, 4);
           }
         }
       }
       FASTLIN_UNROLL
       for (int u = 0; u < kTurns; ++u) {
-        const float* from = behind[u] + static_cast<std::int64_t>(i) * step[u];
-        if (there[u] >= 0) __pipeline_memcpy_async(to + there[u], from, 4);
+        if (there[u] != kNowhere) {
+          __pipeline_memcpy_async(to + there[u], behind_by(behind[u], i, step[u]), 4);
+        }
       }
       to += kWarps * S::stored_floats;
     }
+  }
+
+  static constexpr int kNowhere = 1 << 20;
+  // One multiplication of 32 bits: the product in bytes is below 2^43.
+  __device__ static const float* behind_by(const float* from, unsigned i, unsigned step) {
+    return from + static_cast<std::uint64_t>(i) * step;
   }
 
   // Where a number of a sequence comes from: half of each of two of the copied numbers; with see_query plus
@@ -288,8 +298,7 @@ struct Stage {
   __device__ void fold_from(int count, const float* copied, float* tile) const {
     constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
     constexpr int kRead = kSequences * kFloats, kWritten = kSequences * S::floats;
-    // New for each tile: else the compiler keeps where the number comes from, and registers are full.
-    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int thread = own_thread();
     const int own = kSequences == 1 ? 0 : thread / S::floats;
     const int first_number = kSequences == 1 ? thread : thread % S::floats;
     if (own >= kSequences) return;
@@ -308,7 +317,8 @@ struct Stage {
         float x[kOnce], y[kOnce];
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
-          if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
+          const bool is_there = u * kSequences < left_over;
+          x[u] = is_there ? one[u * kRead] : 0, y[u] = is_there ? other[u * kRead] : 0;
         }
         FASTLIN_UNROLL
         for (int u = 0; u < kOnce; ++u) {
