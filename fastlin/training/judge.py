@@ -43,8 +43,8 @@ def excess_percent(risk: float | None, optimum: float | None) -> float | None:
 
 BELOW_THEORY = (
     "An excess below zero is possible: the closed form is the optimum of the reduced model, and that of the full model "
-    "lies below it where task means are not zero, for joint in figure 2(a) by 1.5 % at n = 10 and 3.6 % at n = 50. That "
-    "of fine-tune starts at the exact optimum of plain, and a first phase that ends elsewhere can lead below it."
+    "lies below it where task means are not zero, for joint in figure 2(a) by 1.5 % at n = 10 and 3.6 % at n = 50. "
+    "That of fine-tune starts at the exact optimum of plain, and a first phase that ends elsewhere can lead below it."
 )
 
 
