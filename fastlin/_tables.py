@@ -30,11 +30,9 @@ def terminal_width(descriptor: int = 1) -> int:
 
 
 def wrapped(text: str, width: int, indent: str = "", split_words: bool = False) -> str:
-    """Lines of a paragraph, all but the first indented; "n = 10" and "1.5 %" stay whole, and words such as paths."""
+    """Lines of a paragraph, all but the first indented; "n = 10", "1.5 %" and "fine-tune" stay whole."""
     whole = re.sub(r" (?=%)|(?<= =) | (?== )", _NO_BREAK, text)
-    lines = textwrap.wrap(
-        whole, width, subsequent_indent=indent, break_long_words=split_words, break_on_hyphens=split_words
-    )
+    lines = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=split_words, break_on_hyphens=False)
     return "\n".join(lines).replace(_NO_BREAK, " ")
 
 

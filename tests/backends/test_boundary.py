@@ -36,7 +36,7 @@ def attention(threads=1, strides=(N * M, M, M), flags=(False,) * 3, source=None,
 
 
 def source(d=M, n=N, K=1, period=0, means=0, factors=0, cumulative=0, strata=0, features=0, step=0, stream=0, offset=0):
-    arrays = [place(array) for array in (means, factors, cumulative, strata, features)]
+    arrays = [place(array) for array in (means, factors, cumulative, strata, features, 0)]
     return (d, n, K, 0, period), (1.0, 0.5), arrays, (0, offset, step, stream)
 
 
