@@ -1,10 +1,9 @@
 // The end of a call: partial sums of chunks -> gradients, per-task losses, loss.
 //
 //   reduce_kernel   a number is the sum of its chunks. Lanes are 32 numbers next to each other, whole lines
-//   of
-//                   every chunk; the 8 warps of a block take every eighth chunk, in order and in double, and
-//                   their sums are added as a tree: ((0+1)+(2+3))+((4+5)+(6+7)). 512 chunks are 64 loads a
-//                   warp, none of which waits for another one's sum.
+//                   of every chunk; the 8 warps of a block take every eighth chunk, in order and in double,
+//                   and their sums are added as a tree: ((0+1)+(2+3))+((4+5)+(6+7)). 512 chunks are 64 loads
+//                   a warp, none of which waits for another one's sum.
 //   finish_kernel   a block is a trial, its warps share out the tasks: finish_trial (core/records.h) adds the
 //                   prompt's part and writes the results of a task; then the block adds up the loss.
 //
@@ -78,15 +77,12 @@ __global__ void __launch_bounds__(32 * kFinishWarps, 1)
   const int warp = static_cast<int>(threadIdx.y);
   double* scratch = counts + work.P.K + warp * work.P.m;
   const std::int64_t r = blockIdx.x;
+  FASTLIN_NO_UNROLL
   for (int k = warp; k < work.P.K; k += kFinishWarps) {
     const double count = count_of(work, k);
     if (threadIdx.x == 0) counts[k] = count;
-  }
-  __syncthreads();
-  FASTLIN_NO_UNROLL
-  for (int k = warp; k < work.P.K; k += kFinishWarps) {
     double* record = sums + (k * work.P.R + r) * work.at.width;
-    finish_trial(work.P, work.out, work.at, k, r, counts[k], record, scratch, Warp{});
+    finish_trial(work.P, work.out, work.at, k, r, count, record, scratch, Warp{});
   }
   __syncthreads();
   if (work.out.loss == nullptr || warp != 0 || threadIdx.x != 0) return;
