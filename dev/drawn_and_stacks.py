@@ -1,8 +1,8 @@
 """Launches of the calls that draw their sequences, of stacks, and of a training step's update, for `dev.paper`.
 
-count.cu, drawn.cu, form_drawn.cu, stack.cu and update.cu. Their tasks are Gaussian with full covariances, without noise,
-feature covariance or constant coordinate; sums over tasks have no weight; parameters have one prompt token. Kernels and
-their shared memory are those of m = 11.
+count.cu, drawn.cu, form_drawn.cu, stack.cu and update.cu. Tasks are Gaussian with full covariances, without noise,
+feature covariance or constant coordinate, and equal in the loss; parameters have one prompt token. Kernels and their
+shared memory are those of m = 11.
 """
 
 from __future__ import annotations
@@ -352,3 +352,52 @@ STACK = Launch(
     lambda s: RECORD_BYTES * s.B * trials(s) + partial_bytes(s),
 )
 """Stacks of three layers and more, from records."""
+
+
+# update.cu: a block has a trial of up to 1024 numbers. Adam without clipping, a schedule on the device.
+
+_UPDATE = "cuda/update.cu"
+
+
+def _updated(s: CaseShape) -> int:
+    """Numbers of a trial: W, v and p."""
+    return s.m * s.m + s.K * s.m * (1 + s.t)
+
+
+def _updates(s: CaseShape) -> float:
+    """Warps that have a number to update."""
+    return trials(s) * up(_updated(s), 32)
+
+
+_NUMBERS = "at < end; at += kThreads) {"
+_PARAMETERS = "i >= p->size; ++p) i -= p->size"
+_COPIES = "copy < p.copies; ++copy)"
+
+UPDATE = (
+    Launch(
+        "14prepare_kernelIfE",
+        trials,
+        256,
+        lambda s: 2048,
+        # Gradients are read here for clipping alone, and the powers of Adam's betas are one warp's.
+        (Part(_UPDATE, _NUMBERS, _never), Part(_UPDATE, _PARAMETERS, _never), Part(_UPDATE, _COPIES, _never)),
+        lambda s: 28 * trials(s),
+        (("internal_accurate_pow", lambda s: 2),),
+    ),
+    Launch(
+        "12apply_kernelIfE",
+        trials,
+        256,
+        lambda s: 0,
+        (
+            Part(_UPDATE, _NUMBERS, _updates),
+            Part(_UPDATE, _PARAMETERS, _updates),
+            Part(_UPDATE, _COPIES, _never, whole=True),
+            Part(_UPDATE, "update.rule.clip >= 0.0 && i < update.chunks", _never),
+            # Four numbers of a row, by one warp; unrolled, and what that leaves.
+            Part("cuda/update.h", "words[1 + i] = row[i]", lambda s: 4, ("global", 2), whole=True),
+        ),
+        lambda s: 28 * trials(s) * _updated(s),
+    ),
+)
+"""The update of a training step, of all trials."""
