@@ -97,6 +97,7 @@ __device__ inline double count_of(const Work& work, int k) {
 // Writes the coefficient of a squared error in the loss, of each task [K], to shared memory. All warps of a
 // block call it; they must synchronise before they read.
 __device__ inline void load_coefficients(const Work& work, float* coefficients, int warp, int warps) {
+  FASTLIN_NO_UNROLL
   for (int k = warp; k < work.P.K; k += warps) {
     const double count = work.P.weight == nullptr ? 0.0 : count_of(work, k);
     const float coefficient = error_coefficient(work.P, k, count, work.total());

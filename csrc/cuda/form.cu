@@ -124,50 +124,53 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
     }
     __pipeline_commit();
   };
-  for (int stage = 0; stage < kStages - 1; ++stage) copy(stage);
+  FASTLIN_NO_UNROLL
+  for (int stage = 0; stage < kStages; ++stage) copy(stage);
+  __pipeline_wait_prior(kStages - 1);
+  __syncthreads();  // the first piece is here
 
   float G[4 * F::own];
   Quad rest[F::rest] = {};  // behind the triangle
   int stage = 0, count = 0;
-  for (Place here{begin}; here.first < end; here.next(how)) {
-    __pipeline_wait_prior(kStages - 2);
-    __syncthreads();  // this piece is here, and the one before has been read
-    copy(stage == 0 ? kStages - 1 : stage - 1);
-
-    if (here.piece == 0) {
-      const float* head = heads + (how.heads > 1 ? stage : 0) * kHead<M>;
-      if (counts_tasks && warp == 0) {
-        const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
-        add_counts(static_cast<int>(P.K), here.first + lane < end ? task : -1, count);
-      }
-      FASTLIN_UNROLL
-      for (int k = 0; k < F::rest; ++k) {
-        FASTLIN_UNROLL
-        for (int u = 0; u < 4; ++u) rest[k].x[u] = behind<M>(work, head, lane, 4 * (warp + k * kWarps) + u);
-      }
-      FASTLIN_UNROLL
-      for (int i = 0; i < 4 * F::own; ++i) G[i] = 0;
+  FASTLIN_NO_UNROLL
+  for (std::int64_t tile = begin; tile < end; tile += kTile) {
+    const float* head = heads + (how.heads > 1 ? stage : 0) * kHead<M>;
+    if (counts_tasks && warp == 0) {
+      const int task = reinterpret_cast<const int*>(head)[kTile * (kQuery<M> + 1) + lane];
+      add_counts(static_cast<int>(P.K), tile + lane < end ? task : -1, count);
     }
-    const int tokens = std::min(how.tokens, how.all - here.piece * how.tokens);
-    const float* own = stages + stage * how.stage_floats() + lane * how.stride;
-    switch (warp) {
-      case 0:
-        add_part<M, 0>(how, own, m, tokens, G);
-        break;
-      case 1:
-        add_part<M, 1>(how, own, m, tokens, G);
-        break;
-      case 2:
-        add_part<M, 2>(how, own, m, tokens, G);
-        break;
-      default:
-        add_part<M, 3>(how, own, m, tokens, G);
+    FASTLIN_UNROLL
+    for (int k = 0; k < F::rest; ++k) {
+      FASTLIN_UNROLL
+      for (int u = 0; u < 4; ++u) rest[k].x[u] = behind<M>(work, head, lane, 4 * (warp + k * kWarps) + u);
     }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    if (here.piece + 1 < how.count) continue;
+    FASTLIN_UNROLL
+    for (int i = 0; i < 4 * F::own; ++i) G[i] = 0;
+    FASTLIN_NO_UNROLL
+    for (int left = how.all, piece = 0; piece < how.count; ++piece, left -= how.tokens) {
+      const int tokens = std::min(how.tokens, left);
+      const float* own = stages + stage * how.stage_floats() + lane * how.stride;
+      switch (warp) {
+        case 0:
+          add_part<M, 0>(how, own, m, tokens, G);
+          break;
+        case 1:
+          add_part<M, 1>(how, own, m, tokens, G);
+          break;
+        case 2:
+          add_part<M, 2>(how, own, m, tokens, G);
+          break;
+        default:
+          add_part<M, 3>(how, own, m, tokens, G);
+      }
+      __pipeline_wait_prior(kStages - 2);
+      __syncthreads();  // the next piece is here, and this one has been read
+      copy(stage);      // the next but two
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
 
     // The end of a tile.
-    const int sequences = static_cast<int>(end - here.first < kTile ? end - here.first : kTile);
+    const int sequences = static_cast<int>(end - tile < kTile ? end - tile : kTile);
     FASTLIN_NO_UNROLL
     for (int first = 0; first < sequences; first += F::together) {
       if (first > 0) __syncthreads();  // the records before are stored
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
       }
       __syncthreads();
       const int stored = sequences - first < F::together ? sequences - first : F::together;
-      float* to = work.records + (here.first + first - work.first) * floats;
+      float* to = work.records + (tile + first - work.first) * floats;
       FASTLIN_NO_UNROLL
       for (int i = thread; i < stored * F::all; i += kThreads)
         store_quad_global(to + 4 * i, load_quad(made + 4 * i));

@@ -149,7 +149,7 @@ __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, co
     // Opaque: else the compiler keeps the quotients in registers, and spills others.
     const int width = opaque(m), row = static_cast<int>(P.x_row);
     FASTLIN_NO_UNROLL
-    for (int s = team; s < sequences; s += kTeams) {
+    for (int s = team; s < sequences; s += kTeams) {  // rows apart
       const float* from = tile + s * P.x_batch;
       FASTLIN_NO_UNROLL
       for (int i = lane, t = lane / width, j = lane % width; t < tokens; i += kTeam) {
@@ -162,7 +162,7 @@ __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, co
     // The query, and zeros up to a whole number of tokens that a warp takes.
     const int zeros = how.all % kTokens<M> != 0 ? m : 0;
     FASTLIN_NO_UNROLL
-    for (int s = team; s < sequences; s += kTeams) {
+    for (int s = team; s < sequences; s += kTeams) {  // what follows
       float* to = stage + s * how.stride;
       const float* query = P.q + (place.first + s) * P.q_batch;
       FASTLIN_NO_UNROLL
@@ -175,7 +175,7 @@ __device__ inline void copy_piece(const Problem<float>& P, const Pieces& how, co
   }
   if (place.piece > 0) return;
   FASTLIN_NO_UNROLL
-  for (int s = team; s < sequences; s += kTeams) {
+  for (int s = team; s < sequences; s += kTeams) {  // queries
     const float* query = P.q + (place.first + s) * P.q_batch;
     FASTLIN_NO_UNROLL
     for (int j = lane; j < m; j += kTeam) __pipeline_memcpy_async(head + s * kQuery<M> + j, query + j, 4);

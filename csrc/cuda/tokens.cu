@@ -114,10 +114,12 @@ __device__ inline void project(const float* W, const float* q, float (&a)[M]) {
 template <int M>
 __device__ inline void load_parameters(const Problem<float>& P, const Memory<M>& at, float* memory) {
   const int m = static_cast<int>(P.m), thread = static_cast<int>(threadIdx.x);
+  FASTLIN_NO_UNROLL
   for (int n = thread; n < M * Shape<M>::w_row; n += kThreads) {
     const int i = n / Shape<M>::w_row, j = n % Shape<M>::w_row;
     memory[at.W + n] = i < m && j < m ? P.W[i * m + j] : 0.0f;
   }
+  FASTLIN_NO_UNROLL
   for (int n = thread; n < static_cast<int>(P.K) * M; n += kThreads) {
     const int k = n / M, j = n % M, to = k * kQuery<M> + j;
     const float* v = P.v_of(0, k);
@@ -125,6 +127,7 @@ __device__ inline void load_parameters(const Problem<float>& P, const Memory<M>&
     if (P.h != nullptr) memory[at.h + to] = j < m ? P.h[k * m + j] : 0.0f;
     if (at.h == at.c0) continue;
     float sum = 0;
+    FASTLIN_NO_UNROLL
     for (int t = 0; j < m && t < P.t; ++t) {
       const float* token = P.p + (k * P.t + t) * m;
       float with_v = 0;
@@ -161,53 +164,56 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
     }
     __pipeline_commit();
   };
-  for (int stage = 0; stage < kStages - 1; ++stage) copy(stage);
+  FASTLIN_NO_UNROLL
+  for (int stage = 0; stage < kStages; ++stage) copy(stage);
   load_parameters<M>(P, at, memory);
   if (gradients && has_targets) load_coefficients(work, memory + at.coefficients, warp, kWarps);
+  __pipeline_wait_prior(kStages - 1);
+  __syncthreads();  // the first piece is here
 
   Sums<M> sums;
   int stage = 0;
   float a[M], v[M], c[M], e[M], query[S::own_rows], dot = 0, target = 0, skipped = 0;
   int k = 0;
   float* parts = memory + at.parts;
-  for (Place here{begin}; here.first < end; here.next(how)) {
-    __pipeline_wait_prior(kStages - 2);
-    __syncthreads();  // this piece is here, and the one before has been read
-    copy(stage == 0 ? kStages - 1 : stage - 1);
-
-    if (here.piece == 0) {
-      const float* head = memory + at.heads + (how.heads > 1 ? stage : 0) * kHead<M>;
-      const float* q = head + lane * kQuery<M>;
-      const float* scalars = head + kTile * kQuery<M> + lane;
-      target = scalars[0];
-      k = P.task == nullptr || P.K == 1 ? 0 : reinterpret_cast<const int*>(scalars)[kTile];
-      if (here.first + lane >= end) k = 0;
+  FASTLIN_NO_UNROLL
+  for (std::int64_t first = begin; first < end; first += kTile) {
+    const float* head = memory + at.heads + (how.heads > 1 ? stage : 0) * kHead<M>;
+    const float* q = head + lane * kQuery<M>;
+    const float* scalars = head + kTile * kQuery<M> + lane;
+    target = scalars[0];
+    k = P.task == nullptr || P.K == 1 ? 0 : reinterpret_cast<const int*>(scalars)[kTile];
+    if (first + lane >= end) k = 0;
+    FASTLIN_UNROLL
+    for (int j = 0; j < M; ++j) a[j] = c[j] = e[j] = 0, v[j] = memory[at.v + k * kQuery<M> + j];
+    project<M>(memory + at.W, q, a);
+    FASTLIN_UNROLL
+    for (int u = 0; u < S::own_rows; ++u) query[u] = q[std::min(warp + u * kWarps, M - 1)];
+    dot = 0;
+    if (at.h != at.c0 && warp == 0) {
       FASTLIN_UNROLL
-      for (int j = 0; j < M; ++j) a[j] = c[j] = e[j] = 0, v[j] = memory[at.v + k * kQuery<M> + j];
-      project<M>(memory + at.W, q, a);
+      for (int j = 0; j < M; ++j) dot = std::fma(a[j], memory[at.c0 + k * kQuery<M> + j], dot);
+    }
+    if (P.h != nullptr) {
+      skipped = 0;
       FASTLIN_UNROLL
-      for (int u = 0; u < S::own_rows; ++u) query[u] = q[std::min(warp + u * kWarps, M - 1)];
-      dot = 0;
-      if (at.h != at.c0 && warp == 0) {
-        FASTLIN_UNROLL
-        for (int j = 0; j < M; ++j) dot = std::fma(a[j], memory[at.c0 + k * kQuery<M> + j], dot);
-      }
-      if (P.h != nullptr) {
-        skipped = 0;
-        FASTLIN_UNROLL
-        for (int j = 0; j < M; ++j) skipped = std::fma(q[j], memory[at.h + k * kQuery<M> + j], skipped);
-      }
+      for (int j = 0; j < M; ++j) skipped = std::fma(q[j], memory[at.h + k * kQuery<M> + j], skipped);
     }
 
-    const int m = static_cast<int>(P.m), tokens = std::min(how.tokens, how.all - here.piece * how.tokens);
-    const float* own = memory + at.stages + stage * how.stage_floats() + lane * how.stride;
-    if (gradients) {
-      add_piece<M, true>(how, own, m, tokens, v, a, c, e, dot);
-    } else {
-      add_piece<M, false>(how, own, m, tokens, v, a, c, e, dot);
+    FASTLIN_NO_UNROLL
+    for (int left = how.all, piece = 0; piece < how.count; ++piece, left -= how.tokens) {
+      const int m = static_cast<int>(P.m), tokens = std::min(how.tokens, left);
+      const float* own = memory + at.stages + stage * how.stage_floats() + lane * how.stride;
+      if (gradients) {
+        add_piece<M, true>(how, own, m, tokens, v, a, c, e, dot);
+      } else {
+        add_piece<M, false>(how, own, m, tokens, v, a, c, e, dot);
+      }
+      __pipeline_wait_prior(kStages - 2);
+      __syncthreads();  // the next piece is here, and this one has been read
+      copy(stage);      // the next but two
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    if (here.piece + 1 < how.count) continue;
 
     // The end of a tile.
     float* mine = parts + warp * S::rows * kRow + lane;
@@ -223,10 +229,10 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
       for (int w = 0; w < kWarps; ++w) sum += parts[(w * S::rows + row) * kRow + lane];
       return sum;
     };
-    const bool real = here.first + lane < end;
+    const bool real = first + lane < end;
     float yhat = static_cast<float>(P.scale) * joined(2 * M);
     if (P.h != nullptr) yhat = std::fma(static_cast<float>(P.last_skip), skipped, yhat);
-    if (work.out.yhat != nullptr && warp == 0 && real) work.out.yhat[here.first + lane] = yhat;
+    if (work.out.yhat != nullptr && warp == 0 && real) work.out.yhat[first + lane] = yhat;
     if (!sums_up) continue;
     const float difference = yhat - target;
     if (gradients) {

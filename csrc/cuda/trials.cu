@@ -65,12 +65,12 @@ __device__ inline void clear_sums(const Work& work, int r0, int rows, float* to)
   }
 }
 
-template <int M, bool kPlain>
+template <int M, For kFor>
 __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
     trials_kernel(const __grid_constant__ Work work, const __grid_constant__ Plan plan,
                   std::int64_t first_chunk) {
   using S = Shape<M>;
-  using Mapping = std::conditional_t<S::lanes == 1, OneLane<M, kPlain>, ManyLanes<M>>;
+  using Mapping = std::conditional_t<S::lanes == 1, OneLane<M, kFor>, ManyLanes<M>>;
   FASTLIN_SHARED_MEMORY(memory);
   float* shared = reinterpret_cast<float*>(memory);
   const Problem<float>& P = work.P;
@@ -118,14 +118,14 @@ __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
       trial.add(work, plan, lane, now->count, shared, tile,
                 [&](int place) { return stage.sequence(now->first + place); });
       now = control->tiles + opaque(buffer);
-      const Tile next = stage.tile_after(*now);
-      goes_on = next.count > 0;
-      if (now->count > 0 && (!goes_on || next.task != now->task)) {
+      const Tile then = stage.tile_after(*now);
+      goes_on = then.count > 0;
+      if (now->count > 0 && (!goes_on || then.task != now->task)) {
         trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
       }
-      if (goes_on && (now->count == 0 || next.task != now->task)) {
-        trial.begin_run(work, plan, lane, next.task, shared);
-        trial.coefficient = 2 * control->coefficients[next.task];
+      if (goes_on && (now->count == 0 || then.task != now->task)) {
+        trial.begin_run(work, plan, lane, then.task, shared);
+        trial.coefficient = 2 * control->coefficients[then.task];
       }
     }
     trial.end_part(work, plan, lane, stage.tile(0), work.partial + control->sums);
@@ -182,13 +182,15 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
     return launch(kernel, dim3(static_cast<unsigned>(plan.slabs), static_cast<unsigned>(chunks)),
                   dim3(kThreads), static_cast<std::size_t>(plan.bytes), stream, work, plan, first_chunk);
   };
-  const bool prompted = work.P.p != nullptr && work.P.t > 0;
   if constexpr (Shape<M>::lanes == 1) {
-    if (work.gradients() && work.P.gy == nullptr && work.out.yhat == nullptr && !prompted) {
-      return start(trials_kernel<M, true>);
+    if (work.gradients() && work.P.gy == nullptr && work.out.yhat == nullptr) {
+      if (work.P.p == nullptr || work.P.t == 0) return start(trials_kernel<M, For::kPlain>);
+      if constexpr (M <= 11) {  // of width 12 it would need six registers more than there are
+        if (work.at.q >= 0) return start(trials_kernel<M, For::kPrompted>);
+      }
     }
   }
-  return start(trials_kernel<M, false>);
+  return start(trials_kernel<M, For::kAll>);
 }
 
 }  // namespace

@@ -34,6 +34,18 @@ class Lane {
 // lane. `area` holds kSummed numbers of all threads. The first `wanted` of `values` count.
 constexpr int kSummed = 16;
 
+__device__ inline float sum_of_sets(const float* from, int sets, int of_set) {
+  float sum = 0;
+  FASTLIN_NO_UNROLL
+  for (int s = 0; s < sets; s += 4) {
+    float x[4];
+    FASTLIN_UNROLL
+    for (int w = 0; w < 4; ++w) x[w] = s + w < sets ? from[(s + w) * of_set] : 0;
+    sum = (((sum + x[0]) + x[1]) + x[2]) + x[3];
+  }
+  return sum;
+}
+
 template <int count, class Put>
 __device__ inline void add_sets(const float (&values)[count], int wanted, const Lane& lane, const Plan& plan,
                                 int lanes, float* area, Put put) {
@@ -50,15 +62,7 @@ __device__ inline void add_sets(const float (&values)[count], int wanted, const 
     const int set = lane.set(), end = lane.is_real() ? std::min(wanted - first, +kSummed) : 0;
     FASTLIN_NO_UNROLL
     for (int u = set; u < end; u += plan.sets) {
-      const float* from = area + u * kThreads + threadIdx.x - set * of_set;
-      float sum = 0;
-      FASTLIN_NO_UNROLL
-      for (int s = 0; s < plan.sets; s += 4) {
-        float x[4];
-        FASTLIN_UNROLL
-        for (int w = 0; w < 4; ++w) x[w] = s + w < plan.sets ? from[(s + w) * of_set] : 0;
-        sum = (((sum + x[0]) + x[1]) + x[2]) + x[3];
-      }
+      const float sum = sum_of_sets(area + u * kThreads + threadIdx.x - set * of_set, plan.sets, of_set);
       put(first + u, sum);
     }
   }
@@ -121,9 +125,12 @@ __device__ inline void load_quads(const float* from, Quad (&to)[count]) {
   for (int x = 0; x < count; ++x) to[x] = load_quad(from + 4 * x);
 }
 
-// One lane a trial, M <= 12: dW, dv, v in registers, W in shared memory. kPlain: loss and gradients without
-// prompts, the predictions are neither stored nor differentiated alone.
-template <int M, bool kPlain>
+// What a kernel of one lane a trial is for: the gradients of a loss, without and with prompts, which neither
+// stores predictions nor takes their slopes; or all that a call may ask for.
+enum class For { kPlain, kPrompted, kAll };
+
+// One lane a trial, M <= 12: dW, dv, v in registers, W in shared memory.
+template <int M, For kFor>
 struct OneLane : Trial<M> {
   using S = Shape<M>;
   using Trial<M>::c0;
@@ -154,7 +161,7 @@ struct OneLane : Trial<M> {
     const float* from = P.v_of(r, task);
     FASTLIN_UNROLL
     for (int j = 0; j < M; ++j) v[j] = j < m ? from[j] : 0, c0[j] = 0;
-    if (kPlain || P.p == nullptr) return;
+    if (kFor == For::kPlain || P.p == nullptr) return;
     const float* prompt = P.p + (r * P.K + task) * P.t * m;
     FASTLIN_NO_UNROLL
     for (int t = 0; t < P.t; ++t, prompt += m) {
@@ -169,8 +176,9 @@ struct OneLane : Trial<M> {
   template <class Sequence>
   __device__ void add(const Work& work, const Plan& plan, const Lane& lane, int count, const float* shared,
                       const float* tile, Sequence sequence) {
-    const bool reverses = !kPlain && work.P.gy != nullptr, stores = !kPlain && work.out.yhat != nullptr;
-    const bool gradients = kPlain || work.gradients(), sums_rq = !kPlain && work.at.q >= 0;
+    constexpr bool kPlain = kFor == For::kPlain, kAll = kFor == For::kAll;
+    const bool reverses = kAll && work.P.gy != nullptr, stores = kAll && work.out.yhat != nullptr;
+    const bool gradients = !kAll || work.gradients(), sums_rq = kAll ? work.at.q >= 0 : !kPlain;
     const int begin = (lane.is_real() ? lane.set() * T : count) * S::floats;
     const float* const end = tile + count * S::floats;
     FASTLIN_NO_UNROLL

@@ -119,10 +119,10 @@ struct Stage {
       const int begin = warp * piece, end = std::min(begin + piece, size);
       int sum = 0;
       FASTLIN_NO_UNROLL
-      for (int i = begin; i < end; i += 32) {
+      for (int i = begin; i < end; i += 32) {  // to count them
         const int task = i + lane < end ? task_of(part + i + lane) : -1;
         FASTLIN_NO_UNROLL
-        for (int k = 0; k < K; ++k) {
+        for (int k = 0; k < K; ++k) {  // count
           const int same = __popc(__ballot_sync(0xffffffffu, task == k));
           if (lane == k) sum += same;
         }
@@ -131,7 +131,7 @@ struct Stage {
       __syncthreads();
       int place = 0;  // of the next sequence of task `lane` in this piece
       FASTLIN_NO_UNROLL
-      for (int k = 0; k < K; ++k) {
+      for (int k = 0; k < K; ++k) {  // before them
         FASTLIN_UNROLL
         for (int w = 0; w < kWarps; ++w) {
           const int those = control->found[k * kWarps + w];
@@ -140,10 +140,10 @@ struct Stage {
       }
       if (warp == 0 && lane > 0 && lane < K) control->start[lane] = place;
       FASTLIN_NO_UNROLL
-      for (int i = begin; i < end; i += 32) {
+      for (int i = begin; i < end; i += 32) {  // to place them
         const int task = i + lane < end ? task_of(part + i + lane) : -1;
         FASTLIN_NO_UNROLL
-        for (int k = 0; k < K; ++k) {
+        for (int k = 0; k < K; ++k) {  // place
           const unsigned same = __ballot_sync(0xffffffffu, task == k);
           const int before = __shfl_sync(0xffffffffu, place, k) + __popc(same & ((1u << lane) - 1));
           if (task == k) control->order[before] = static_cast<std::uint16_t>(i + lane);
