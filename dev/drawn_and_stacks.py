@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dev.one_layer import COUNT_ROWS, Count, chunks, partial_bytes, trials, up
+from dev.one_layer import COEFFICIENTS, COUNT_ROWS, Count, chunks, partial_bytes, record_floats, trials, up
 from dev.paper import Launch, Part
 from fastlin.bench.cases import CaseShape
 
-RECORD_BYTES = 336
-"""Of a sequence at m = 11: RecordOf."""
+
+def _record(s: CaseShape) -> int:
+    """Bytes of a record."""
+    return 4 * record_floats(s.m)
 
 
 def _never(s: CaseShape) -> float:
@@ -42,15 +44,6 @@ def _tasks(s: CaseShape) -> float:
 
 def _features(s: CaseShape) -> float:
     return s.m - 1
-
-
-def _coefficients(kernel: str) -> tuple[Part, ...]:
-    """`load_coefficients`, without weights of tasks."""
-    weights = "const double count = work.P.weight == nullptr ? 0.0 : count_of"
-    return (
-        Part("cuda/device.cuh", "for (int k = warp; k < work.P.K; k += warps)", _per_block(_tasks)),
-        Part("cuda/device.cuh", weights, _never, whole=True),
-    )
 
 
 # What all kernels do that draw. A tile is 32 sequences, one in each lane.
@@ -124,8 +117,8 @@ def _tables(kernel: str, per_block: Callable[[Count], Count]) -> tuple[Part, ...
 COUNT_DRAWN = Launch(
     "12count_kernelILb1E",
     lambda s: COUNT_ROWS,
-    128,
-    lambda s: 128,
+    256,
+    lambda s: 256,
     (
         # 128 sequences a round: code for each quarter of them is inlined.
         Part("cuda/count.cu", "first - lane < end; first +=", lambda s: s.B / 128),
@@ -169,7 +162,7 @@ DRAWN = Launch(
         Part(_SUMS, "column < width; column += kLanes", _each(lambda s: up(_width(s), 32))),
         Part(_SUMS, "      for (int k = 0; k < work.P.K; ++k) {", _each(lambda s: s.K * up(_width(s), 32))),
         # Before the first tile.
-        *_coefficients(_DRAWN),
+        *COEFFICIENTS,
         Part(_DRAWN, "i < K * at.task_stride; i += threads", _per_block(lambda s: up(196 * s.K, 32))),
         Part(_DRAWN, "t < P.t; ++t, p += M", _per_block(lambda s: s.K * s.t)),
         Part(_DRAWN, "l < M; ++l) product =", _per_block(lambda s: s.K * s.t * s.m)),
@@ -208,7 +201,7 @@ def _form_blocks(s: CaseShape) -> int:
 def _form_shared(s: CaseShape) -> float:
     """`form_memory`: numbers of tasks, tables, tasks, counts, columns of 126 entries, records."""
     of_task = 132 if s.K == 1 else up(128, 32) * 32 + 4
-    return 4 * (s.K * of_task + 104 + 96 + 32 + up(s.K, 4) * 4 + 32 * _ENTRIES + 8 * RECORD_BYTES)
+    return 4 * (s.K * of_task + 104 + 96 + 32 + up(s.K, 4) * 4 + 32 * _ENTRIES + 32 * record_floats(s.m))
 
 
 def _per_form(count: Count) -> Count:
@@ -239,7 +232,7 @@ FORM_DRAWN = Launch(
         Part(_FORM, "row < shape.rows(); ++row", _each(_rank)),
         Part(_FORM, _DOT, _each(lambda s: s.m // 2), None, f"{_FORM}: float y = dot_columns(q, own"),
         Part(_FORM, "j = E::workers - 1 - worker; j < M; j += E::workers", _each(lambda s: s.m)),
-        Part(_FORM, "q < count * (E::floats / 4); q += E::threads) to[q]", _each(lambda s: RECORD_BYTES / 16)),
+        Part(_FORM, "q < count * (E::floats / 4); q += E::threads) to[q]", _each(lambda s: _record(s) / 16)),
         # Before the first tile.
         Part(_FORM, "i < source.K; i += E::threads) counts[i] = 0", _per_form(_one)),
         Part(_FORM, "i < K * at.task_stride; i += E::threads", _per_form(lambda s: up(132 * s.K, 32))),
@@ -253,7 +246,7 @@ FORM_DRAWN = Launch(
         Part(_FORM, "beta[i * T] = stretch * normals[i * T];", _never),
         Part(_FORM, "beta[i * T] = of_task[i];", _never),
     ),
-    lambda s: RECORD_BYTES * s.B,
+    lambda s: _record(s) * s.B,
 )
 """Records for trials.cu and stack.cu, and counts of tasks."""
 
@@ -312,7 +305,7 @@ STACK = Launch(
         # A stack of one matrix layer.
         Part(_REVERSE, "lane.apply(G, of_token(at.p, t), dp);", _never, ("fma", 33)),
         # Before the first sequence: parameters, zeros of the sums.
-        *_coefficients(_STACK),
+        *COEFFICIENTS,
         Part(_STACK, "for (int l = 0; l < at.dense; ++l) {", _per_block(lambda s: 4 * _dense(s))),
         Part(_STACK, "(StackShape<M>::has_both ? 6 : 3); ++i", _per_block(lambda s: 4 * 6)),
         Part(_STACK, "for (int k = 0; k < at.K; ++k) {", _per_block(lambda s: 4 * s.K)),
@@ -349,7 +342,7 @@ STACK = Launch(
         Part(_STACK, "write_sums<M>(work, at, memory, r, partial);", _per_block(lambda s: 22), whole=True),
         Part(_STACK, "  write_task_sums<M>(work, at, memory, r, partial);", _per_block(lambda s: 6), whole=True),
     ),
-    lambda s: RECORD_BYTES * s.B * trials(s) + partial_bytes(s),
+    lambda s: _record(s) * s.B * trials(s) + partial_bytes(s),
 )
 """Stacks of three layers and more, from records."""
 
