@@ -8,14 +8,19 @@ namespace fastlin {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = 32 * kWarps, kAtOnce = 4;
+// A drawn task waits for more: for its step, its ten rounds of Philox, and the search. 512 blocks of eight
+// warps are 31 warps a multiprocessor of an H100.
+template <bool kDrawn>
+constexpr int kWarps = kDrawn ? 8 : 4;
+constexpr int kAtOnce = 4;
 
 // Row b of `counts` from the tasks of a share of the batch.
 template <bool kDrawn>
-__global__ void __launch_bounds__(kThreads, 8)
+__global__ void __launch_bounds__(32 * kWarps<kDrawn>, 32 / kWarps<kDrawn>)
     count_kernel(const __grid_constant__ Work work, std::int64_t share) {
+  constexpr int kThreads = 32 * kWarps<kDrawn>;
   FASTLIN_SHARED_MEMORY(shared);
-  int* counts = reinterpret_cast<int*>(shared);  // [kWarps, kMostTasks]
+  int* counts = reinterpret_cast<int*>(shared);  // [warps, kMostTasks]
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, tasks = static_cast<int>(work.P.K);
   const std::int64_t begin = blockIdx.x * share;
   const std::int64_t end = begin + share < work.P.B ? begin + share : work.P.B;
@@ -36,17 +41,21 @@ __global__ void __launch_bounds__(kThreads, 8)
   if (thread >= tasks) return;
   count = 0;
   FASTLIN_UNROLL
-  for (int w = 0; w < kWarps; ++w) count += counts[w * kMostTasks + thread];
+  for (int w = 0; w < kWarps<kDrawn>; ++w) count += counts[w * kMostTasks + thread];
   work.counts[blockIdx.x * work.P.K + thread] = count;
+}
+
+template <bool kDrawn>
+int launch_counts(const Work& work, void* stream) {
+  constexpr int kThreads = 32 * kWarps<kDrawn>;
+  return launch(count_kernel<kDrawn>, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
+                sizeof(int) * kWarps<kDrawn> * kMostTasks, stream, work, share_of(work.P.B, kThreads));
 }
 
 }  // namespace
 
 int launch_count(const Work& work, void* stream) {
-  const std::int64_t share = share_of(work.P.B, kThreads);
-  const auto kernel = work.P.source != nullptr ? count_kernel<true> : count_kernel<false>;
-  return launch(kernel, dim3(static_cast<unsigned>(kCountRows)), dim3(kThreads),
-                sizeof(int) * kWarps * kMostTasks, stream, work, share);
+  return work.P.source != nullptr ? launch_counts<true>(work, stream) : launch_counts<false>(work, stream);
 }
 
 }  // namespace cuda

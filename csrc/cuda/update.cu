@@ -7,12 +7,7 @@
 //
 // A block has a chunk of a trial. What a launch writes no other block of it reads, and sums follow a fixed
 // tree: the bits are the same in every run.
-#include <algorithm>
-
-#include "cuda/platform.h"
-
-#define FASTLIN_HD __host__ __device__
-
+#include "cuda/device.cuh"
 #include "cuda/on_device.h"
 #include "cuda/update.h"
 
@@ -59,6 +54,7 @@ __device__ T pulled(const UpdatedParameter<T>& p, std::int64_t r, std::int64_t i
   const std::int64_t in_run = p.copies == 1 ? 0 : i % p.run;
   const T* from = p.gradient + (r * p.size + i - in_run) * p.copies + in_run;
   T sum = from[0];
+  FASTLIN_NO_UNROLL
   for (std::int64_t copy = 1; copy < p.copies; ++copy) sum += from[copy * p.run];
   return p.unit == nullptr ? sum : sum * p.unit[i];
 }
@@ -109,6 +105,7 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const __grid_constant__
   }
   if (r >= trials.R || trials.diverged[r] != 0) return;
   double square = 0.0;
+  FASTLIN_NO_UNROLL
   for (std::int64_t i = 0; update.rule.clip >= 0.0 && i < update.chunks; ++i) {
     square += update.squares[r * update.chunks + i];
   }
