@@ -3,7 +3,7 @@
 `dev.faults` and `dev.kernel_faults` have the bugs. The tool works on a copy of the tree. For each fault it changes one
 file of the copy and runs pytest until its first failure: the tests near the fault, then the other short tests, and with
 --long the long ones. A run that hangs counts as a failure. Where the file is below csrc, it compiles the CPU's
-extension first; the tests compile the CUDA kernels, in emulation.
+extension first; not for the CUDA kernels, which the tests compile in emulation.
 
 Exit status 1: a fault survived, does not apply (stale), or could not be built or run (broken).
 """
@@ -115,7 +115,7 @@ def with_fault(fault: Fault, tree: Path) -> Iterator[None]:
     path = tree / fault.file
     original = path.read_bytes()
     libraries = {library: library.read_bytes() for library in tree.glob("fastlin/_C.*.so")}
-    is_compiled = fault.file.startswith("csrc/")
+    is_compiled = fault.file.startswith("csrc/") and not fault.file.startswith("csrc/cuda/")
     try:
         path.write_text(planted(fault, original.decode()), encoding="utf-8")
         if is_compiled:

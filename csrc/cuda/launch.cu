@@ -9,7 +9,12 @@ namespace fastlin {
 namespace cuda {
 namespace {
 
-constexpr std::int64_t kRecordBytes = std::int64_t{512} << 20;  // of records: a larger batch comes in pieces
+// Of records: a larger batch comes in pieces. Few in emulation, where 512 MB would be minutes.
+#ifdef FASTLIN_EMULATED
+constexpr std::int64_t kRecordBytes = std::int64_t{32} << 10;
+#else
+constexpr std::int64_t kRecordBytes = std::int64_t{512} << 20;
+#endif
 
 enum class Path { kTrials, kTokens, kDrawn, kStack, kGeneric };
 

@@ -10,7 +10,12 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 // A chunk is worked off in parts of at most so many sequences: their order by task, 16 bits each, takes 4 KB.
+// Few in emulation, where a chunk has 64.
+#ifdef FASTLIN_EMULATED
+constexpr int kPart = 48;
+#else
 constexpr int kPart = 2048;
+#endif
 
 template <int M>
 struct Shape {

@@ -52,6 +52,14 @@ def test_batches(op, B, machine):
         check(machine, op, cuda_kernels.of_given(op, R, 2), B=B, n=3, m=7, K=K, t=1, R=R, scale=gentle(op, 3, 7, 1, 1))
 
 
+@pytest.mark.parametrize("R", [None, 2])
+@pytest.mark.parametrize("op", ["prompt_loss", "gram_loss", "stack_loss"])
+def test_many_chunks(op, R, machine):
+    """35 chunks of 64 sequences: every warp that adds them up has several, and records come in pieces."""
+    options = {"scale": gentle(op, 2, 5, 1, 1), "weight": [0.3, 0.2, 0.5]}
+    check(machine, op, cuda_kernels.of_given(op, R, 2), B=2200, n=2, m=5, K=3, t=1, R=R, **options)
+
+
 @pytest.mark.parametrize("R", [2, 5, 6, 50, 100, 257])
 @pytest.mark.parametrize("op", ["prompt_loss", "gram_loss"])
 def test_many_trials(op, R, machine):

@@ -139,6 +139,17 @@ def test_the_file_is_restored(tmp_path, monkeypatch):
     assert library.read_bytes() == b"before"
 
 
+def test_a_cuda_kernel_is_left_to_the_tests_to_build(tmp_path, monkeypatch):
+    fault = next(fault for fault in FAULTS if fault.file.startswith("csrc/cuda/"))
+    path = tmp_path / fault.file
+    path.parent.mkdir(parents=True)
+    path.write_bytes((ROOT / fault.file).read_bytes())
+    monkeypatch.setattr(mutants, "run", lambda *_: pytest.fail("the extension was built"))
+    with mutants.with_fault(fault, tmp_path):
+        assert fault.new in path.read_text()
+    assert path.read_bytes() == (ROOT / fault.file).read_bytes()
+
+
 def test_an_unknown_name_is_refused(capsys):
     with pytest.raises(SystemExit):
         mutants.main(["--only", "no-such-fault"])
