@@ -1,4 +1,4 @@
-"""Launches of the calls of one layer with given data, for `dev.paper`: trials.cu, form.cu, tokens.cu, count.cu; finish.cu.
+"""Launches of the calls of one layer with given data, for `dev.paper`: form.cu, tokens.cu, count.cu and finish.cu.
 
 Sizes are those that csrc/cuda computes: `chunk` is chunk_of of family.h, `numbers` the class there.
 """
@@ -127,168 +127,14 @@ COUNT = Launch(
 )
 
 
-# trials.cu: widths up to 11, trials that fit one block, sequences shared out to the tasks alike.
-
-TRIALS, LANES, STAGE = "cuda/trials.cu", "cuda/trials_lane.cuh", "cuda/trials_stage.cuh"
-CONTROL = 4504
-"""Bytes of `Control`."""
-
-
 def record_floats(m: int) -> int:
     """Floats of a record."""
     return ((up(m * (m + 1) // 2, 4) * 4 + m + 5) // 4 | 1) * 4
 
 
-def stored_floats(m: int) -> int:
-    """Floats of a stored matrix as it is copied, with its query and target."""
-    return (up(m * m, 4) * 4 + m + 4) // 4 * 4
-
-
-def _is_stored(s: CaseShape) -> bool:
-    return s.op == "gram_loss"
-
-
-def _parameters(s: CaseShape) -> int:
-    return trials(s) * (up(s.m * s.m, 4) | 1) * 4
-
-
-def _of_sequence(s: CaseShape) -> int:
-    """Floats of shared memory for a sequence of a tile: its record and its copy, or two records."""
-    return record_floats(s.m) + (stored_floats(s.m) if _is_stored(s) else record_floats(s.m))
-
-
-def sets(s: CaseShape) -> int:
-    """Sets of lanes that share the sequences of a tile, two at a time."""
-    return 256 // trials(s)
-
-
-def tile(s: CaseShape) -> int:
-    """Sequences of a tile."""
-    left = ((99 << 10) - CONTROL) // 4 - _parameters(s)
-    room = left // _of_sequence(s) - 1
-    if _is_stored(s):
-        room = min(room, (left - 4096) // stored_floats(s.m) - 1)
-    return room // (2 * sets(s)) * 2 * sets(s)
-
-
-def _trials_shared(s: CaseShape) -> float:
-    return CONTROL + 4 * (_parameters(s) + (tile(s) + 1) * _of_sequence(s))
-
-
-def _over_tiles(s: CaseShape, of_tile: Callable[[int], float]) -> float:
-    """Added over the tiles of a chunk: whole ones, and the last of each task."""
-    whole, rest = divmod(chunk(s) // s.K, tile(s))
-    return s.K * (whole * of_tile(tile(s)) + (of_tile(rest) if rest else 0))
-
-
-def _warps(count: Count) -> Count:
-    """For each of the 8 warps of a chunk's block."""
-    return lambda s: 8 * chunks(s) * count(s)
-
-
-def _tiles(s: CaseShape) -> float:
-    return _over_tiles(s, lambda size: 1)
-
-
-def _pieces_of_sort(s: CaseShape) -> float:
-    """Rounds of 32 sequences, of a warp."""
-    return up(chunk(s), 256)
-
-
-def _passes(numbers: int) -> list[int]:
-    """Numbers of a lane that are added over sets at a time: 16 at most."""
-    return [min(16, numbers - first) for first in range(0, numbers, 16)]
-
-
-def _summed(s: CaseShape, numbers: int) -> float:
-    """Of these a warp adds so many, in all passes."""
-    return sum(up(count, sets(s)) for count in _passes(numbers))
-
-
-def _of_run(s: CaseShape) -> float:
-    return s.K * _summed(s, 1 + 2 * s.m)
-
-
-def _of_part(s: CaseShape) -> float:
-    return _summed(s, s.m * s.m)
-
-
-def _fold(s: CaseShape) -> float:
-    """Rounds of a thread that folds: 256 threads take 256 // record_floats sequences, four at a time."""
-    if not _is_stored(s):
-        return 0
-    return _over_tiles(s, lambda size: up(size, 4 * (256 // record_floats(s.m))))
-
-
-TRIALS_PARTS = (
-    Part(TRIALS, "i < rows * square; i += kThreads", lambda s: chunks(s) * up(trials(s) * s.m * s.m, 32)),
-    Part(TRIALS, "for (int k = 0; k < work.P.K; ++k) {", _warps(lambda s: s.K)),
-    Part(TRIALS, "i < rows * width; i += kThreads", lambda s: chunks(s) * s.K * up(trials(s) * (1 + 2 * s.m), 32)),
-    *COEFFICIENTS,
-    Part(LANES, "x < plan.slab * S::W; x += kThreads", lambda s: chunks(s) * up(_parameters(s), 32)),
-    # A chunk is one part: 2048 sequences at most.
-    Part(TRIALS, "first < control->chunk_size; first = control->next", _warps(lambda s: 1)),
-    Part(STAGE, "i < size; i += kThreads) control->order[i]", lambda s: 0),  # of one task
-    Part(STAGE, "i += 32) {  // to count them", _warps(_pieces_of_sort)),
-    Part(STAGE, "++k) {  // count", _warps(lambda s: s.K * _pieces_of_sort(s))),
-    Part(STAGE, "++k) {  // before them", _warps(lambda s: s.K)),
-    Part(STAGE, "i += 32) {  // to place them", _warps(_pieces_of_sort)),
-    Part(STAGE, "++k) {  // place", _warps(lambda s: s.K * _pieces_of_sort(s))),
-    Part(TRIALS, "for (int buffer = 0; goes_on; buffer ^= 1)", _warps(lambda s: _tiles(s) + 1)),
-    *(
-        Part(STAGE, "while (control->start[task + 1] <= first) ++task;", _warps(lambda s: s.K - 1), None, inside)
-        for inside in (f"{TRIALS}: const Tile next = stage.tile_after", f"{TRIALS}: const Tile then = stage.tile_after")
-    ),
-    Part(
-        *(STAGE, "left_over > 0; left_over -= kOnce * kSequences", _warps(_fold), None),
-        f"{STAGE}: fold_from<S::stored_floats, false>(count",
-    ),
-    Part(
-        *(STAGE, "left_over > 0; left_over -= kOnce * kSequences", lambda s: 0, None),  # with see_query
-        f"{STAGE}: fold_from<S::stored_floats, true>(count",
-    ),
-    Part(
-        *(STAGE, "i < tile.count * quads; i += kThreads"),
-        lambda s: 0 if _is_stored(s) else chunks(s) * _over_tiles(s, lambda size: up(size * record_floats(s.m), 128)),
-    ),
-    Part(STAGE, "for (int s = warp; s < tile.count; s += kWarps)", lambda s: s.B if _is_stored(s) else 0),
-    Part(STAGE, "row < m; ++row, G += P.x_row", lambda s: 0),  # of rows apart
-    Part(
-        *(LANES, "group < end; group += plan.step"),
-        _warps(lambda s: _over_tiles(s, lambda size: up(size, 2 * sets(s)))),
-    ),
-    Part(LANES, "token[j] = j < m ? prompt[j] : 0, with_v = std::fma", _warps(lambda s: s.K * s.t), ("fma", 22)),
-    # Sums over sets: each pass is a loop over numbers, and one over four sets at a time inside it. The inner ones
-    # run once with the outer ones, and more often where there are more than four sets.
-    Part(
-        *(LANES, "add_sets(sums, wanted, lane, plan,", _warps(lambda s: _of_run(s) / len(_passes(1 + 2 * s.m)))),
-        whole=True,
-    ),
-    Part(
-        *(LANES, "add_sets(dW, kOwn + kShared, lane,", _warps(lambda s: _of_part(s) / len(_passes(s.m * s.m)))),
-        whole=True,
-    ),
-    Part(
-        *(LANES, "const float sum = sum_of_sets(area"),
-        _warps(lambda s: (_of_run(s) + _of_part(s)) * (up(sets(s), 4) - 1)),
-        *(("fma", 4), "", True),
-    ),
-)
-
-
-def _record_bytes(s: CaseShape) -> float:
+def record_bytes(s: CaseShape) -> float:
+    """Bytes of the records of a batch."""
     return 4 * record_floats(s.m) * s.B
-
-
-def _trials_bytes(s: CaseShape) -> float:
-    return (bytes_moved(s) if _is_stored(s) else _record_bytes(s)) + partial_bytes(s)
-
-
-TRIALS_LAUNCH = Launch(
-    "13trials_kernelILi11ELNS1_3ForE1E",
-    *(chunks, 256, _trials_shared, TRIALS_PARTS, _trials_bytes),
-    ahead=lambda s: 4 * tile(s) * (s.m * s.m + s.m + 1 if _is_stored(s) else record_floats(s.m)),
-)
 
 
 # form.cu and tokens.cu: tokens in pieces, of tiles of 32 sequences.
@@ -341,22 +187,31 @@ def _of_tiles(count: Count) -> Count:
     return lambda s: s.B / 32 * count(s)
 
 
+def _times(factor: float, count: Count) -> Count:
+    return lambda s: factor * count(s)
+
+
+def _first_tiles(s: CaseShape) -> float:
+    """Tiles whose first piece is among the three that a block copies at its start."""
+    return _blocks(s) * up(3, pieces(s))
+
+
+def _first_parameters(s: CaseShape) -> float:
+    """Warps that write v and P_k v, at the start of a block."""
+    return _blocks(s) * up(s.K * s.m, 32)
+
+
 def _copies(file: str, m: int) -> tuple[Part, ...]:
     """Copies of a piece: before the first tile, and in the loop over pieces."""
     parts: list[Part] = []
     # The first pieces of tiles bring queries: 16 teams take two sequences each.
     first = f"{file}: for (int stage = 0; stage < kStages; ++stage) copy(stage);"
-    then = f"{file}: copy(stage);  // the next but two"
-    before: Count = lambda s: 8 * _blocks(s) * up(3, pieces(s))  # noqa: E731
-    after: Count = lambda s: 8 * s.B / 32 - before(s)  # noqa: E731
-    for inside, queries in ((first, before), (then, after)):
-        parts += [
-            Part(PIECES, "kTeams) {  // queries", queries, None, inside),
-            Part(
-                *(PIECES, "for (int j = lane; j < m; j += kTeam) __pipeline_memcpy_async(head"),
-                *(lambda s, queries=queries: queries(s) * up(s.m, 8), None, inside),
-            ),
-        ]
+    then = f"{file}:       copy(stage);"
+    numbers_of_query = "for (int j = lane; j < m; j += kTeam) __pipeline_memcpy_async(head"
+    for inside, tiles in ((first, _first_tiles), (then, lambda s: s.B / 32 - _first_tiles(s))):
+        queries = _times(8, tiles)
+        parts.append(Part(PIECES, "kTeams) {  // queries", queries, None, inside))
+        parts.append(Part(PIECES, numbers_of_query, _times(up(m, 8), queries), None, inside))
         # Of tokens that are not at multiples of 16 bytes, rows apart, and what follows the last token.
         parts += [
             Part(PIECES, text, lambda s: 0, None, inside)
@@ -391,11 +246,17 @@ def form_launch(m: int) -> Launch:
             Part("cuda/counts.cuh", "for (int k = 0; k < tasks; ++k) {", _of_tiles(lambda s: s.K)),
             # A loop of each warp.
             Part(FORM, "return add_piece<M, kPart, 2>(own", _of_tiles(lambda s: up(s.n, together(m))), whole=True),
-            Part(FORM, "  add_piece<M, kPart, 1>(own", lambda s: 0, whole=True),
+            # By single floats, which loads most: where pairs cannot be read.
+            *(
+                Part(
+                    FORM, "t < tokens; t += kTokens<M>", lambda s: 0, ("shared", 1), f"{FORM}: add_part<M, {warp}>(how"
+                )
+                for warp in range(4)
+            ),
             Part(FORM, "first < sequences; first += F::together", _of_tiles(lambda s: 4)),
             Part(FORM, "i < stored * F::all; i += kThreads", _of_tiles(lambda s: quads)),
         ),
-        lambda s: bytes_moved(s) + _record_bytes(s),
+        lambda s: bytes_moved(s) + record_bytes(s),
         ahead=_ahead,
     )
 
@@ -410,8 +271,9 @@ def tokens_launch(m: int) -> Launch:
     at_a_time = ("fma", together(m) * (4 * m + 3))
     pairs = "if (how.loads == 2) return add_groups<M, 2"
     singles = "  add_groups<M, 1, kGradients>(own"
+    group, most_loads = "t < tokens; t += kWarps * kTokens<M>", ("shared", 1.0)
+    without = f"{TOKENS}: add_piece<M, false>(how, own"
     added = _of_tiles(lambda s: up(s.n, together(m)))
-    first_of = lambda s: _blocks(s) * up(s.K * s.m, 32)  # noqa: E731
     return Launch(
         f"13tokens_kernelILi{m}E",
         *(chunks, 128, _tokens_shared),
@@ -419,18 +281,26 @@ def tokens_launch(m: int) -> Launch:
             *_copies(TOKENS, m),
             *COEFFICIENTS,
             Part(TOKENS, "n < M * Shape<M>::w_row; n += kThreads", lambda s: _blocks(s) * s.m * up(s.m, 4) / 8),
-            Part(TOKENS, "n < static_cast<int>(P.K) * M; n += kThreads", first_of),
-            Part(TOKENS, "for (int t = 0; j < m && t < P.t; ++t)", lambda s: first_of(s) * s.t),
+            Part(TOKENS, "n < static_cast<int>(P.K) * M; n += kThreads", _first_parameters),
+            Part(TOKENS, "for (int t = 0; j < m && t < P.t; ++t)", lambda s: _first_parameters(s) * s.t),
             Part(
-                *(TOKENS, "for (int i = 0; i < m; ++i) with_v =", lambda s: first_of(s) * s.t * s.m),
-                *(("fma", 1), "", True),
+                *(TOKENS, "for (int i = 0; i < m; ++i) with_v =", lambda s: _first_parameters(s) * s.t * s.m),
+                marker=("fma", 1),
+                whole=True,
             ),
             Part(TOKENS, "first < end; first += kTile", _of_tiles(lambda s: 4)),
             *([Part(TOKENS, "first < M; first += at_once", _of_tiles(lambda s: 4 * s.m / 3))] if m == 33 else []),
             Part(TOKENS, pairs if m <= 12 else singles, added, at_a_time),
-            # Without gradients, and by single floats where pairs can be read.
-            *([Part(TOKENS, singles, lambda s: 0, whole=True)] if m <= 12 else []),
-            Part(TOKENS, "add_piece<M, false>(how, own, m, tokens", lambda s: 0, whole=True),
+            # Without gradients; and by single floats, which loads most, where pairs can be read.
+            Part(TOKENS, group, lambda s: 0, most_loads, without),
+            *(
+                (
+                    Part(TOKENS, pairs, lambda s: 0, most_loads, without),
+                    Part(TOKENS, group, lambda s: 0, most_loads, f"{TOKENS}: add_piece<M, true>(how, own"),
+                )
+                if m <= 12
+                else ()
+            ),
             Part("cuda/tokens_sums.cuh", "for (int each = 0; each < tasks; ++each)", _of_tiles(lambda s: 4 * s.K)),
         ),
         lambda s: bytes_moved(s) + partial_bytes(s),

@@ -9,8 +9,8 @@
 // instructions in them:
 //
 //   M     bytes a sequence    clocks           instructions of a warp    registers    shared memory    blocks
-//   11    2256 + 336          6190 (6470)      2720 (44 %)               79           47 KB            3 (4)
-//   33    6744 + 2416         21900 (22800)    13700 (62 %)              203          75 KB            2 (2)
+//   11    2256 + 336          6190 (6470)      2720 (44 %)               80           47 KB            3 (4)
+//   33    6744 + 2416         21900 (22800)    13700 (62 %)              208          75 KB            2 (2)
 //
 // A warp has 16 to 18 multiply-adds for a token of width 11, and 140 of width 33: those keep the units of an
 // A100 busy for 64 % of the clocks, and those of an H100 for 32 %.
@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
           add_part<M, 3>(how, own, m, tokens, G);
       }
       __pipeline_wait_prior(kStages - 2);
-      __syncthreads();  // the next piece is here, and this one has been read
-      copy(stage);      // the next but two
+      __syncthreads();  // the next piece is here, and this one has been read: it makes room
+      copy(stage);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 

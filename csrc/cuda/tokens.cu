@@ -15,8 +15,8 @@
 // bytes take at the bandwidth of an A100 (H100), and a warp's share of instructions in them:
 //
 //   M     bytes a sequence    clocks          instructions of a warp    registers    shared memory    blocks
-//   11    2256                5390 (5630)     2430 (45 %)               128          50 KB            3 (4)
-//   33    6744                16100 (16800)   8200 (51 %)               252          100 KB           1 (2)
+//   11    2256                5390 (5630)     2430 (45 %)               118          50 KB            3 (4)
+//   33    6744                16100 (16800)   8200 (51 %)               232          100 KB           1 (2)
 //
 // Of the 2430, 7 pieces take 151 each to wait, to begin the copy of another piece and to loop, 25 pairs of
 // tokens 110 for every fourth, the start of a tile 360, and its end 320. A multiprocessor has 68 KB (90 KB)
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
         add_piece<M, false>(how, own, m, tokens, v, a, c, e, dot);
       }
       __pipeline_wait_prior(kStages - 2);
-      __syncthreads();  // the next piece is here, and this one has been read
-      copy(stage);      // the next but two
+      __syncthreads();  // the next piece is here, and this one has been read: it makes room
+      copy(stage);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 
