@@ -416,7 +416,13 @@ def form_launch(m: int) -> Launch:
             Part("cuda/counts.cuh", "for (int k = 0; k < tasks; ++k) {", _of_tiles(lambda s: s.K)),
             # A loop of each warp.
             Part(FORM, "return add_piece<M, kPart, 2>(own", _of_tiles(lambda s: up(s.n, together(m))), whole=True),
-            Part(FORM, "  add_piece<M, kPart, 1>(own", lambda s: 0, whole=True),
+            # By single floats, which loads most: where pairs cannot be read.
+            *(
+                Part(
+                    FORM, "t < tokens; t += kTokens<M>", lambda s: 0, ("shared", 1), f"{FORM}: add_part<M, {warp}>(how"
+                )
+                for warp in range(4)
+            ),
             Part(FORM, "first < sequences; first += F::together", _of_tiles(lambda s: 4)),
             Part(FORM, "i < stored * F::all; i += kThreads", _of_tiles(lambda s: quads)),
         ),
@@ -435,6 +441,8 @@ def tokens_launch(m: int) -> Launch:
     at_a_time = ("fma", together(m) * (4 * m + 3))
     pairs = "if (how.loads == 2) return add_groups<M, 2"
     singles = "  add_groups<M, 1, kGradients>(own"
+    group, most_loads = "t < tokens; t += kWarps * kTokens<M>", ("shared", 1.0)
+    without = f"{TOKENS}: add_piece<M, false>(how, own"
     added = _of_tiles(lambda s: up(s.n, together(m)))
     first_of = lambda s: _blocks(s) * up(s.K * s.m, 32)  # noqa: E731
     return Launch(
@@ -453,9 +461,16 @@ def tokens_launch(m: int) -> Launch:
             Part(TOKENS, "first < end; first += kTile", _of_tiles(lambda s: 4)),
             *([Part(TOKENS, "first < M; first += at_once", _of_tiles(lambda s: 4 * s.m / 3))] if m == 33 else []),
             Part(TOKENS, pairs if m <= 12 else singles, added, at_a_time),
-            # Without gradients, and by single floats where pairs can be read.
-            *([Part(TOKENS, singles, lambda s: 0, whole=True)] if m <= 12 else []),
-            Part(TOKENS, "add_piece<M, false>(how, own, m, tokens", lambda s: 0, whole=True),
+            # Without gradients; and by single floats, which loads most, where pairs can be read.
+            Part(TOKENS, group, lambda s: 0, most_loads, without),
+            *(
+                (
+                    Part(TOKENS, pairs, lambda s: 0, most_loads, without),
+                    Part(TOKENS, group, lambda s: 0, most_loads, f"{TOKENS}: add_piece<M, true>(how, own"),
+                )
+                if m <= 12
+                else ()
+            ),
             Part("cuda/tokens_sums.cuh", "for (int each = 0; each < tasks; ++each)", _of_tiles(lambda s: 4 * s.K)),
         ),
         lambda s: bytes_moved(s) + partial_bytes(s),
