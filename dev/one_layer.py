@@ -1,4 +1,4 @@
-"""Launches of the calls of one layer with given data, for `dev.paper`: trials.cu, form.cu, tokens.cu, count.cu; finish.cu.
+"""Launches of the calls of one layer with given data, for `dev.paper`: trials, form, tokens, count and finish.cu.
 
 Sizes are those that csrc/cuda computes: `chunk` is chunk_of of family.h, `numbers` the class there.
 """
@@ -200,9 +200,14 @@ def _passes(numbers: int) -> list[int]:
     return [min(16, numbers - first) for first in range(0, numbers, 16)]
 
 
+def _of_warps(s: CaseShape, runs: Callable[[int], float]) -> float:
+    """Added over the 8 warps: each runs a loop as often as the first set that it has lanes of."""
+    return sum(runs(32 * warp // trials(s)) for warp in range(8))
+
+
 def _summed(s: CaseShape, numbers: int) -> float:
-    """Of these a warp adds so many, in all passes."""
-    return sum(up(count, sets(s)) for count in _passes(numbers))
+    """Of these 8 warps add so many, in all passes."""
+    return sum(_of_warps(s, lambda first: up(count - first, sets(s))) for count in _passes(numbers))  # noqa: B023
 
 
 def _of_run(s: CaseShape) -> float:
@@ -220,6 +225,43 @@ def _fold(s: CaseShape) -> float:
     return _over_tiles(s, lambda size: up(size, 4 * (256 // record_floats(s.m))))
 
 
+def _tile_parts() -> list[Part]:
+    """What follows a tile, and its copy: before the first one, and in the loop over tiles."""
+    parts: list[Part] = []
+    of_first, of_next = f"{TRIALS}: if (then.count > 0) stage.copy(", f"{TRIALS}: if (next.count > 0) stage.copy("
+
+    def none(s: CaseShape) -> float:
+        return 0
+
+    def first(of_tile: Callable[[CaseShape, int], float]) -> Count:
+        return lambda s: chunks(s) * of_tile(s, tile(s))
+
+    def others(of_tile: Callable[[CaseShape, int], float]) -> Count:
+        return lambda s: chunks(s) * _over_tiles(s, lambda size: of_tile(s, size)) - first(of_tile)(s)
+
+    def records(s: CaseShape, size: int) -> float:
+        return 0 if _is_stored(s) else up(size * record_floats(s.m), 128)
+
+    def matrices(s: CaseShape, size: int) -> float:
+        return size if _is_stored(s) else 0
+
+    copy = "for (int s = warp; s < tile.count; s += kWarps)"
+    for inside, take in ((of_first, first), (of_next, others)):
+        parts.append(Part(STAGE, "i < tile.count * quads; i += kThreads", take(records), None, inside))
+        # Width 11 is odd: matrices are copied by 4 bytes, 4 + 1 numbers of a lane.
+        parts.append(Part(STAGE, copy, take(matrices), ("global", 5), inside))
+    parts += [
+        Part(STAGE, f"const float* G) {{  // {other}", none, whole=True) for other in ("by 16 bytes", "rows apart")
+    ]
+    task = "while (control->start[task + 1] <= first) ++task;"
+    calls = ("Tile then = stage.tile_after({0", "const Tile next = stage.tile_after", " then = stage.tile_after(*now")
+    parts += [Part(STAGE, task, _warps(lambda s: s.K - 1), None, f"{TRIALS}: {call}") for call in calls]
+    fold = "left_over > 0; left_over -= kOnce * kSequences"
+    parts.append(Part(STAGE, fold, _warps(_fold), None, f"{STAGE}: // as it is"))
+    parts.append(Part(STAGE, fold, none, None, f"{STAGE}: // with q q'"))
+    return parts
+
+
 TRIALS_PARTS = (
     Part(TRIALS, "i < rows * square; i += kThreads", lambda s: chunks(s) * up(trials(s) * s.m * s.m, 32)),
     Part(TRIALS, "for (int k = 0; k < work.P.K; ++k) {", _warps(lambda s: s.K)),
@@ -234,44 +276,27 @@ TRIALS_PARTS = (
     Part(STAGE, "++k) {  // before them", _warps(lambda s: s.K)),
     Part(STAGE, "i += 32) {  // to place them", _warps(_pieces_of_sort)),
     Part(STAGE, "++k) {  // place", _warps(lambda s: s.K * _pieces_of_sort(s))),
-    Part(TRIALS, "for (int buffer = 0; goes_on; buffer ^= 1)", _warps(lambda s: _tiles(s) + 1)),
-    *(
-        Part(STAGE, "while (control->start[task + 1] <= first) ++task;", _warps(lambda s: s.K - 1), None, inside)
-        for inside in (f"{TRIALS}: const Tile next = stage.tile_after", f"{TRIALS}: const Tile then = stage.tile_after")
-    ),
-    Part(
-        *(STAGE, "left_over > 0; left_over -= kOnce * kSequences", _warps(_fold), None),
-        f"{STAGE}: fold_from<S::stored_floats, false>(count",
-    ),
-    Part(
-        *(STAGE, "left_over > 0; left_over -= kOnce * kSequences", lambda s: 0, None),  # with see_query
-        f"{STAGE}: fold_from<S::stored_floats, true>(count",
-    ),
-    Part(
-        *(STAGE, "i < tile.count * quads; i += kThreads"),
-        lambda s: 0 if _is_stored(s) else chunks(s) * _over_tiles(s, lambda size: up(size * record_floats(s.m), 128)),
-    ),
-    Part(STAGE, "for (int s = warp; s < tile.count; s += kWarps)", lambda s: s.B if _is_stored(s) else 0),
-    Part(STAGE, "row < m; ++row, G += P.x_row", lambda s: 0),  # of rows apart
+    Part(TRIALS, "while (then.count > 0) {", _warps(lambda s: s.K)),
+    Part(TRIALS, "for (; goes_on; buffer ^= 1) {", _warps(_tiles)),
+    *_tile_parts(),
     Part(
         *(LANES, "group < end; group += plan.step"),
-        _warps(lambda s: _over_tiles(s, lambda size: up(size, 2 * sets(s)))),
+        lambda s: chunks(s) * _over_tiles(s, lambda size: _of_warps(s, lambda set_: up(size - 2 * set_, 2 * sets(s)))),
     ),
     Part(LANES, "token[j] = j < m ? prompt[j] : 0, with_v = std::fma", _warps(lambda s: s.K * s.t), ("fma", 22)),
-    # Sums over sets: each pass is a loop over numbers, and one over four sets at a time inside it. The inner ones
-    # run once with the outer ones, and more often where there are more than four sets.
+    # Sums over sets: each pass is a loop over numbers, and one over sets inside it.
     Part(
-        *(LANES, "add_sets(sums, wanted, lane, plan,", _warps(lambda s: _of_run(s) / len(_passes(1 + 2 * s.m)))),
+        *(LANES, "add_sets(sums, wanted, lane, plan,", lambda s: chunks(s) * _of_run(s) / len(_passes(1 + 2 * s.m))),
         whole=True,
     ),
     Part(
-        *(LANES, "add_sets(dW, kOwn + kShared, lane,", _warps(lambda s: _of_part(s) / len(_passes(s.m * s.m)))),
+        *(LANES, "add_sets(dW, kOwn + kShared, lane,", lambda s: chunks(s) * _of_part(s) / len(_passes(s.m * s.m))),
         whole=True,
     ),
     Part(
-        *(LANES, "const float sum = sum_of_sets(area"),
-        _warps(lambda s: (_of_run(s) + _of_part(s)) * (up(sets(s), 4) - 1)),
-        *(("fma", 4), "", True),
+        *(LANES, "s < plan.sets; ++s, from += of_set) sum += *from;"),
+        lambda s: chunks(s) * (_of_run(s) + _of_part(s)) * (sets(s) - 1),
+        *(("fma", 1), "", True),
     ),
 )
 
@@ -346,7 +371,7 @@ def _copies(file: str, m: int) -> tuple[Part, ...]:
     parts: list[Part] = []
     # The first pieces of tiles bring queries: 16 teams take two sequences each.
     first = f"{file}: for (int stage = 0; stage < kStages; ++stage) copy(stage);"
-    then = f"{file}: copy(stage);  // the next but two"
+    then = f"{file}:       copy(stage);"
     before: Count = lambda s: 8 * _blocks(s) * up(3, pieces(s))  # noqa: E731
     after: Count = lambda s: 8 * s.B / 32 - before(s)  # noqa: E731
     for inside, queries in ((first, before), (then, after)):
@@ -391,7 +416,13 @@ def form_launch(m: int) -> Launch:
             Part("cuda/counts.cuh", "for (int k = 0; k < tasks; ++k) {", _of_tiles(lambda s: s.K)),
             # A loop of each warp.
             Part(FORM, "return add_piece<M, kPart, 2>(own", _of_tiles(lambda s: up(s.n, together(m))), whole=True),
-            Part(FORM, "  add_piece<M, kPart, 1>(own", lambda s: 0, whole=True),
+            # By single floats, which loads most: where pairs cannot be read.
+            *(
+                Part(
+                    FORM, "t < tokens; t += kTokens<M>", lambda s: 0, ("shared", 1), f"{FORM}: add_part<M, {warp}>(how"
+                )
+                for warp in range(4)
+            ),
             Part(FORM, "first < sequences; first += F::together", _of_tiles(lambda s: 4)),
             Part(FORM, "i < stored * F::all; i += kThreads", _of_tiles(lambda s: quads)),
         ),
@@ -410,6 +441,8 @@ def tokens_launch(m: int) -> Launch:
     at_a_time = ("fma", together(m) * (4 * m + 3))
     pairs = "if (how.loads == 2) return add_groups<M, 2"
     singles = "  add_groups<M, 1, kGradients>(own"
+    group, most_loads = "t < tokens; t += kWarps * kTokens<M>", ("shared", 1.0)
+    without = f"{TOKENS}: add_piece<M, false>(how, own"
     added = _of_tiles(lambda s: up(s.n, together(m)))
     first_of = lambda s: _blocks(s) * up(s.K * s.m, 32)  # noqa: E731
     return Launch(
@@ -428,9 +461,16 @@ def tokens_launch(m: int) -> Launch:
             Part(TOKENS, "first < end; first += kTile", _of_tiles(lambda s: 4)),
             *([Part(TOKENS, "first < M; first += at_once", _of_tiles(lambda s: 4 * s.m / 3))] if m == 33 else []),
             Part(TOKENS, pairs if m <= 12 else singles, added, at_a_time),
-            # Without gradients, and by single floats where pairs can be read.
-            *([Part(TOKENS, singles, lambda s: 0, whole=True)] if m <= 12 else []),
-            Part(TOKENS, "add_piece<M, false>(how, own, m, tokens", lambda s: 0, whole=True),
+            # Without gradients; and by single floats, which loads most, where pairs can be read.
+            Part(TOKENS, group, lambda s: 0, most_loads, without),
+            *(
+                (
+                    Part(TOKENS, pairs, lambda s: 0, most_loads, without),
+                    Part(TOKENS, group, lambda s: 0, most_loads, f"{TOKENS}: add_piece<M, true>(how, own"),
+                )
+                if m <= 12
+                else ()
+            ),
             Part("cuda/tokens_sums.cuh", "for (int each = 0; each < tasks; ++each)", _of_tiles(lambda s: 4 * s.K)),
         ),
         lambda s: bytes_moved(s) + partial_bytes(s),

@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, Forming<M>::blocks)
           add_part<M, 3>(how, own, m, tokens, G);
       }
       __pipeline_wait_prior(kStages - 2);
-      __syncthreads();  // the next piece is here, and this one has been read
-      copy(stage);      // the next but two
+      __syncthreads();  // the next piece is here, and this one has been read: it makes room
+      copy(stage);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 

@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, Shape<M>::blocks)
         add_piece<M, false>(how, own, m, tokens, v, a, c, e, dot);
       }
       __pipeline_wait_prior(kStages - 2);
-      __syncthreads();  // the next piece is here, and this one has been read
-      copy(stage);      // the next but two
+      __syncthreads();  // the next piece is here, and this one has been read: it makes room
+      copy(stage);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 

@@ -97,36 +97,40 @@ __global__ void __launch_bounds__(kThreads, M <= 6 ? 2 : 1)
   FASTLIN_NO_UNROLL
   for (int first = 0; first < control->chunk_size; first = control->next) {
     stage.sort(first);
-    // A tile is copied while the one before it is added; before the first there is an empty one. What is
-    // known of a tile is read again after its sequences: registers are full while they are added.
-    bool goes_on = true;
+    // A tile is copied while the one before it is added. What is known of a tile is read again after its
+    // sequences: registers are full while they are added.
+    Tile then = stage.tile_after({0, 0, 0});
+    if (then.count > 0) stage.copy(then, 0);
+    if (threadIdx.x == 0) control->tiles[0] = then;
+    int buffer = 0;
     FASTLIN_NO_UNROLL
-    for (int buffer = 0; goes_on; buffer ^= 1) {
-      __pipeline_wait_prior(0);
-      __syncthreads();  // this tile is here, and nobody reads the one before
-      const Tile* now = control->tiles + buffer;
-      if (plan.folds && now->count > 0) {
-        stage.fold(now->count, stage.tile(0));
-        __syncthreads();
+    while (then.count > 0) {  // runs of tiles of one task
+      trial.begin_run(work, plan, lane, then.task, shared);
+      trial.coefficient = 2 * control->coefficients[then.task];
+      bool goes_on = true;
+      FASTLIN_NO_UNROLL
+      for (; goes_on; buffer ^= 1) {
+        __pipeline_wait_prior(0);
+        __syncthreads();  // this tile is here, and nobody reads the one before
+        const Tile* now = control->tiles + buffer;
+        if (plan.folds) {
+          stage.fold(now->count, stage.tile(0));
+          __syncthreads();
+        }
+        {
+          const Tile next = stage.tile_after(*now);
+          if (next.count > 0) stage.copy(next, buffer ^ 1);
+          if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
+        }
+        trial.add(work, plan, lane, now->count, shared, stage.tile(plan.folds ? 0 : buffer),
+                  [&](int place) { return stage.sequence(now->first + place); });
+        now = control->tiles + opaque(buffer);
+        then = stage.tile_after(*now);
+        goes_on = then.count > 0 && then.task == now->task;
       }
-      {
-        const Tile next = stage.tile_after(*now);
-        if (next.count > 0) stage.copy(next, buffer ^ 1);
-        if (threadIdx.x == 0) control->tiles[buffer ^ 1] = next;
-      }
-      float* tile = stage.tile(plan.folds ? 0 : buffer);
-      trial.add(work, plan, lane, now->count, shared, tile,
-                [&](int place) { return stage.sequence(now->first + place); });
-      now = control->tiles + opaque(buffer);
-      const Tile then = stage.tile_after(*now);
-      goes_on = then.count > 0;
-      if (now->count > 0 && (!goes_on || then.task != now->task)) {
-        trial.end_run(work, plan, lane, now->task, tile, work.partial + control->sums);
-      }
-      if (goes_on && (now->count == 0 || then.task != now->task)) {
-        trial.begin_run(work, plan, lane, then.task, shared);
-        trial.coefficient = 2 * control->coefficients[then.task];
-      }
+      const int added = buffer ^ 1;
+      trial.end_run(work, plan, lane, control->tiles[added].task, stage.tile(plan.folds ? 0 : added),
+                    work.partial + control->sums);
     }
     trial.end_part(work, plan, lane, stage.tile(0), work.partial + control->sums);
   }

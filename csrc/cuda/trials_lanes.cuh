@@ -34,18 +34,6 @@ class Lane {
 // lane. `area` holds kSummed numbers of all threads. The first `wanted` of `values` count.
 constexpr int kSummed = 16;
 
-__device__ inline float sum_of_sets(const float* from, int sets, int of_set) {
-  float sum = 0;
-  FASTLIN_NO_UNROLL
-  for (int s = 0; s < sets; s += 4) {
-    float x[4];
-    FASTLIN_UNROLL
-    for (int w = 0; w < 4; ++w) x[w] = s + w < sets ? from[(s + w) * of_set] : 0;
-    sum = (((sum + x[0]) + x[1]) + x[2]) + x[3];
-  }
-  return sum;
-}
-
 template <int count, class Put>
 __device__ inline void add_sets(const float (&values)[count], int wanted, const Lane& lane, const Plan& plan,
                                 int lanes, float* area, Put put) {
@@ -62,7 +50,10 @@ __device__ inline void add_sets(const float (&values)[count], int wanted, const 
     const int set = lane.set(), end = lane.is_real() ? std::min(wanted - first, +kSummed) : 0;
     FASTLIN_NO_UNROLL
     for (int u = set; u < end; u += plan.sets) {
-      const float sum = sum_of_sets(area + u * kThreads + threadIdx.x - set * of_set, plan.sets, of_set);
+      const float* from = area + u * kThreads + threadIdx.x - set * of_set;
+      float sum = 0;
+      FASTLIN_NO_UNROLL
+      for (int s = 0; s < plan.sets; ++s, from += of_set) sum += *from;
       put(first + u, sum);
     }
   }

@@ -109,7 +109,6 @@ struct Stage {
     if (threadIdx.x == 0) {
       control->part = part, control->size = size, control->next = first + size;
       control->start[0] = 0, control->start[K] = size;
-      control->tiles[0] = {0, 0, 0};
     }
     if (K == 1) {
       FASTLIN_NO_UNROLL
@@ -186,17 +185,23 @@ struct Stage {
       store_quad(to + tile.count * Stored::floats + 4 * threadIdx.x, {});
   }
 
+  // The product of numbers that are not negative: one instruction.
+  __device__ static std::int64_t far(int i, int step) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(i)) *
+                                     static_cast<std::uint32_t>(step));
+  }
+
   // A warp copies a sequence.
   __device__ void copy_matrices(const Tile& tile, float* to) const {
     const Problem<float>& P = work.P;
     // New for each tile: else the compiler keeps what depends on it, and registers are full.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32, warp = thread / 32;
     const int m = static_cast<int>(P.m), x_batch = opaque(static_cast<int>(P.x_batch));
-    const int left =
-        opaque(m * m - (plan.copies == Copies::kQuads ? 4 * lane : lane));  // from the lane's first
+    const int own = plan.copies == Copies::kQuads ? 4 * lane : lane;  // the lane's first number
+    const int left = opaque(m * m - own);
     const std::int64_t part = control->part;
-    const float* x = opaque(P.x + part * P.x_batch + (plan.copies == Copies::kQuads ? 4 * lane : lane));
-    // q, and y behind it.
+    const float* x = opaque(P.x + part * P.x_batch + own);
+    // q, and y behind it: where they come from, and where they go, from the lane's first number.
     constexpr int kTurns = M / 32 + 1;
     const float* behind[kTurns];
     int step[kTurns], there[kTurns];
@@ -206,42 +211,50 @@ struct Stage {
       const bool is_q = j < m;
       behind[u] = opaque(is_q ? P.q + part * P.q_batch + j : P.y + part);
       step[u] = opaque(is_q ? static_cast<int>(P.q_batch) : 1);
-      there[u] = is_q ? S::stored_q + j : j == m && P.y != nullptr ? S::stored_y : -1;
+      there[u] = is_q ? S::stored_q + j - own : j == m && P.y != nullptr ? S::stored_y - own : -1;
     }
-    to += warp * S::stored_floats;
+    int at = warp * S::stored_floats + own;
     const std::uint16_t* order = control->order + tile.first + warp;
     int next = *order;
-    FASTLIN_NO_UNROLL
-    for (int s = warp; s < tile.count; s += kWarps) {
-      const int i = next;
-      order += kWarps;
-      next = *order;
-      const float* G = x + static_cast<std::int64_t>(i) * x_batch;
-      if (plan.copies == Copies::kQuads) {
+    const auto copy_each = [&](auto copy_one) {
+      FASTLIN_NO_UNROLL
+      for (int s = warp; s < tile.count; s += kWarps) {
+        const int i = next;
+        order += kWarps;
+        next = *order;
+        float* here = to + opaque(at);
+        copy_one(here, opaque(x + far(i, x_batch)));
+        FASTLIN_UNROLL
+        for (int u = 0; u < kTurns; ++u) {
+          if (there[u] >= 0) __pipeline_memcpy_async(here + there[u], behind[u] + far(i, step[u]), 4);
+        }
+        at += kWarps * S::stored_floats;
+      }
+    };
+    if (plan.copies == Copies::kQuads) {
+      copy_each([left](float* here, const float* G) {  // by 16 bytes
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 4 * 32) {
-          if (u < left) __pipeline_memcpy_async(to + 4 * lane + u, G + u, 16);
+          if (u < left) __pipeline_memcpy_async(here + u, G + u, 16);
         }
-      } else if (plan.copies == Copies::kWhole) {
+      });
+    } else if (plan.copies == Copies::kWhole) {
+      copy_each([left](float* here, const float* G) {  // by 4 bytes
         FASTLIN_UNROLL
         for (int u = 0; u < M * M; u += 32) {
-          if (u < left) __pipeline_memcpy_async(to + lane + u, G + u, 4);
+          if (u < left) __pipeline_memcpy_async(here + u, G + u, 4);
         }
-      } else {
+      });
+    } else {
+      copy_each([&](float* here, const float* G) {  // rows apart
         FASTLIN_NO_UNROLL
         for (int row = 0; row < m; ++row, G += P.x_row) {
           FASTLIN_UNROLL
           for (int u = 0; u < M; u += 32) {
-            if (lane < m - u) __pipeline_memcpy_async(to + row * m + lane + u, G + u, 4);
+            if (lane < m - u) __pipeline_memcpy_async(here + row * m + u, G + u, 4);
           }
         }
-      }
-      FASTLIN_UNROLL
-      for (int u = 0; u < kTurns; ++u) {
-        const float* from = behind[u] + static_cast<std::int64_t>(i) * step[u];
-        if (there[u] >= 0) __pipeline_memcpy_async(to + there[u], from, 4);
-      }
-      to += kWarps * S::stored_floats;
+      });
     }
   }
 
@@ -276,16 +289,14 @@ struct Stage {
   __device__ void fold(int count, float* tile) const {
     const float* copied = shared + plan.copied;
     if (S::lanes > 1 && work.records != nullptr) {
-      fold_from<Stored::floats, false>(count, copied, tile);
-    } else if (work.P.see_query) {
-      fold_from<S::stored_floats, true>(count, copied, tile);
+      fold_from<Stored::floats>(count, copied, tile, false);
     } else {
-      fold_from<S::stored_floats, false>(count, copied, tile);
+      fold_from<S::stored_floats>(count, copied, tile, work.P.see_query);
     }
   }
 
-  template <int kFloats, bool kSeesQuery>
-  __device__ void fold_from(int count, const float* copied, float* tile) const {
+  template <int kFloats>
+  __device__ void fold_from(int count, const float* copied, float* tile, bool see_query) const {
     constexpr int kSequences = std::max(kThreads / S::floats, 1), kOnce = 4;
     constexpr int kRead = kSequences * kFloats, kWritten = kSequences * S::floats;
     // New for each tile: else the compiler keeps where the number comes from, and registers are full.
@@ -300,24 +311,32 @@ struct Stage {
       float* to = tile + own * S::floats + number;
       // Numbers that are not there read the first one.
       const float *one = in + (it.is_there ? it.one : 0), *other = in + (it.is_there ? it.other : 0);
-      const float *left = in + it.left, *right = in + it.right, half = it.is_there ? 0.5f : 0;
-      const bool sees = kSeesQuery && it.is_there && number < S::q;
+      const float half = it.is_there ? 0.5f : 0;
       int left_over = count - own;
-      FASTLIN_NO_UNROLL
-      for (; left_over > 0; left_over -= kOnce * kSequences) {
-        float x[kOnce], y[kOnce];
-        FASTLIN_UNROLL
-        for (int u = 0; u < kOnce; ++u) {
-          if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
+      const auto fold_each = [&](auto add) {
+        FASTLIN_NO_UNROLL
+        for (; left_over > 0; left_over -= kOnce * kSequences) {
+          float x[kOnce], y[kOnce];
+          FASTLIN_UNROLL
+          for (int u = 0; u < kOnce; ++u) {
+            if (u * kSequences < left_over) x[u] = one[u * kRead], y[u] = other[u * kRead];
+          }
+          FASTLIN_UNROLL
+          for (int u = 0; u < kOnce; ++u) {
+            x[u] = std::fma(half, x[u], half * y[u]);
+            if (u * kSequences < left_over) to[u * kWritten] = add(x[u], u * kRead);
+          }
+          one += kOnce * kRead, other += kOnce * kRead, to += kOnce * kWritten;
         }
-        FASTLIN_UNROLL
-        for (int u = 0; u < kOnce; ++u) {
-          x[u] = std::fma(half, x[u], half * y[u]);
-          if (sees && u * kSequences < left_over) x[u] = std::fma(left[u * kRead], right[u * kRead], x[u]);
-          if (u * kSequences < left_over) to[u * kWritten] = x[u];
-        }
-        one += kOnce * kRead, other += kOnce * kRead, left += kOnce * kRead, right += kOnce * kRead;
-        to += kOnce * kWritten;
+      };
+      if (see_query) {
+        const bool sees = it.is_there && number < S::q;
+        const int left = it.left - it.one, right = it.right - it.one;
+        fold_each([&](float x, int read) {  // with q q'
+          return sees ? std::fma(one[left + read], one[right + read], x) : x;
+        });
+      } else {
+        fold_each([](float x, int) { return x; });  // as it is
       }
       if (own == count % kSequences) tile[count * S::floats + number] = 0;
     }
