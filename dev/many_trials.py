@@ -11,7 +11,7 @@ from dev.one_layer import COEFFICIENTS, Count, chunk, chunks, partial_bytes, rec
 from dev.paper import Launch, Part
 from fastlin.bench.cases import CaseShape, bytes_moved
 
-TRIALS, LANES, STAGE = "cuda/trials.cu", "cuda/trials_lanes.cuh", "cuda/trials_stage.cuh"
+TRIALS, LANES, STAGE = "cuda/trials.cu", "cuda/trials_lane.cuh", "cuda/trials_stage.cuh"
 CONTROL = 4504
 """Bytes of `Control`."""
 
@@ -103,39 +103,29 @@ def _fold(s: CaseShape) -> float:
 
 
 def _tile_parts() -> list[Part]:
-    """What follows a tile, and its copy: before the first one, and in the loop over tiles."""
-    parts: list[Part] = []
-    of_first, of_next = f"{TRIALS}: if (then.count > 0) stage.copy(", f"{TRIALS}: if (next.count > 0) stage.copy("
+    """What follows a tile, its copy and its fold. The round that copies the first tile adds nothing."""
+
+    def records(s: CaseShape) -> float:
+        return 0 if _is_stored(s) else chunks(s) * _over_tiles(s, lambda size: up(size * record_floats(s.m), 128))
+
+    def matrices(s: CaseShape) -> float:
+        return chunks(s) * _over_tiles(s, lambda size: size) if _is_stored(s) else 0
 
     def none(s: CaseShape) -> float:
         return 0
 
-    def first(of_tile: Callable[[CaseShape, int], float]) -> Count:
-        return lambda s: chunks(s) * of_tile(s, tile(s))
-
-    def others(of_tile: Callable[[CaseShape, int], float]) -> Count:
-        return lambda s: chunks(s) * _over_tiles(s, lambda size: of_tile(s, size)) - first(of_tile)(s)
-
-    def records(s: CaseShape, size: int) -> float:
-        return 0 if _is_stored(s) else up(size * record_floats(s.m), 128)
-
-    def matrices(s: CaseShape, size: int) -> float:
-        return size if _is_stored(s) else 0
-
-    copy = "for (int s = warp; s < tile.count; s += kWarps)"
-    for inside, take in ((of_first, first), (of_next, others)):
-        parts.append(Part(STAGE, "i < tile.count * quads; i += kThreads", take(records), None, inside))
+    parts = [
+        Part(STAGE, "i < tile.count * quads; i += kThreads", records),
         # Width 11 is odd: matrices are copied by 4 bytes, 4 + 1 numbers of a lane.
-        parts.append(Part(STAGE, copy, take(matrices), ("global", 5), inside))
-    parts += [
-        Part(STAGE, f"const float* G) {{  // {other}", none, whole=True) for other in ("by 16 bytes", "rows apart")
+        Part(STAGE, "for (int s = warp; s < tile.count; s += kWarps)", matrices),
+        Part(STAGE, "row < m; ++row, G += P.x_row", none),
     ]
     task = "while (control->start[task + 1] <= first) ++task;"
-    calls = ("Tile then = stage.tile_after({0", "const Tile next = stage.tile_after", " then = stage.tile_after(*now")
+    calls = ("const Tile next = stage.tile_after", "const Tile then = stage.tile_after")
     parts += [Part(STAGE, task, _warps(lambda s: s.K - 1), None, f"{TRIALS}: {call}") for call in calls]
-    fold = "left_over > 0; left_over -= kOnce * kSequences"
-    parts.append(Part(STAGE, fold, _warps(_fold), None, f"{STAGE}: // as it is"))
-    parts.append(Part(STAGE, fold, none, None, f"{STAGE}: // with q q'"))
+    for sees, loops in (("false", _fold), ("true", none)):
+        inside = f"{STAGE}: fold_from<S::stored_floats, {sees}>"
+        parts.append(Part(STAGE, "left_over > 0; left_over -= kOnce * kSequences", _warps(loops), None, inside))
     return parts
 
 
@@ -153,8 +143,7 @@ PARTS = (
     Part(STAGE, "++k) {  // before them", _warps(lambda s: s.K)),
     Part(STAGE, "i += 32) {  // to place them", _warps(_pieces_of_sort)),
     Part(STAGE, "++k) {  // place", _warps(lambda s: s.K * _pieces_of_sort(s))),
-    Part(TRIALS, "while (then.count > 0) {", _warps(lambda s: s.K)),
-    Part(TRIALS, "for (; goes_on; buffer ^= 1) {", _warps(_tiles)),
+    Part(TRIALS, "for (int buffer = 0; goes_on; buffer ^= 1) {", _warps(lambda s: _tiles(s) + 1)),
     *_tile_parts(),
     Part(
         *(LANES, "group < end; group += plan.step"),
@@ -170,11 +159,10 @@ PARTS = (
         *(LANES, "add_sets(dW, kOwn + kShared, lane,", lambda s: chunks(s) * _of_part(s) / len(_passes(s.m * s.m))),
         whole=True,
     ),
+    # Eleven copies of one loop, of which one stands for all.
     Part(
-        *(LANES, "s < plan.sets; ++s, from += of_set) sum += *from;"),
-        lambda s: chunks(s) * (_of_run(s) + _of_part(s)) * (sets(s) - 1),
-        marker=("fma", 1),
-        whole=True,
+        *(LANES, "s < sets; s += 4", lambda s: chunks(s) * (_of_run(s) + _of_part(s)) * up(sets(s), 4)),
+        marker=("shared", 4),
     ),
 )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from csrc.cuda import nvcc
 from dev import paper, sass
+from dev.drawn_and_stacks import COUNT_DRAWN, DRAWN, FORM_DRAWN, STACK
 from dev.many_trials import MANY_TRIALS
 from dev.one_layer import COUNT, finish_launches, form_launch, tokens_launch
 from dev.paper import GPUS, Estimate, Launch
@@ -59,6 +60,10 @@ CASES = (
     _of_tokens(50, m=33),
     Case(CaseShape(B=BATCH, R=50), (form_launch(11), MANY_TRIALS, *finish_launches())),
     Case(CaseShape("gram_loss", B=BATCH, R=50), (COUNT, MANY_TRIALS, *finish_launches())),
+    Case(CaseShape("sampled_loss", B=BATCH), (COUNT_DRAWN, DRAWN, *finish_launches())),
+    Case(CaseShape("sampled_loss", B=BATCH, R=50), (FORM_DRAWN, MANY_TRIALS, *finish_launches())),
+    Case(CaseShape("stack_loss", B=BATCH, L=3), (form_launch(11), STACK, *finish_launches())),
+    Case(CaseShape("sampled_stack_loss", B=BATCH, L=3), (FORM_DRAWN, STACK, *finish_launches())),
 )
 
 
