@@ -104,12 +104,13 @@ struct ManyLanes : Trial<M> {
         }
       }
       // Of the shared column: entries part(), part() + lanes, ...; nothing behind the last.
-      float q_own[kShared + 1], a_shared = 0, c_shared = 0, e_shared = 0;
+      // q is read again for dW: kept, it would take registers that sm_120 does not have.
+      const auto q_own = [&](int x) {
+        return here[S::q + (x < kShared - 1 ? part() + S::lanes * x : at_last)];
+      };
+      float a_shared = 0, c_shared = 0, e_shared = 0;
       FASTLIN_UNROLL
-      for (int x = 0; x < kShared; ++x) {
-        q_own[x] = here[S::q + (x < kShared - 1 ? part() + S::lanes * x : at_last)];
-        a_shared = std::fma(q_own[x], W[kOwn + x], a_shared);
-      }
+      for (int x = 0; x < kShared; ++x) a_shared = std::fma(q_own(x), W[kOwn + x], a_shared);
       FASTLIN_UNROLL
       for (int u = 0; u < N; ++u) exchange[part() + S::lanes * u] = a[u];
       if (S::rest) {
@@ -168,7 +169,7 @@ struct ManyLanes : Trial<M> {
           dv[Trial<M>::N - 1] = std::fma(r, e_shared, dv[Trial<M>::N - 1]);
           rq[Trial<M>::N - 1] = std::fma(r, here[S::q + M - 1], rq[Trial<M>::N - 1]);
           FASTLIN_UNROLL
-          for (int x = 0; x < kShared; ++x) dW[kOwn + x] = std::fma(q_own[x], r * c_shared, dW[kOwn + x]);
+          for (int x = 0; x < kShared; ++x) dW[kOwn + x] = std::fma(q_own(x), r * c_shared, dW[kOwn + x]);
         }
       }
       __syncwarp();  // nobody writes a before all have read it
