@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include "cuda/platform.h"
@@ -48,6 +49,15 @@ struct Device {
     taken(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   }
 };
+
+// Calls f with the compiled width that serves m, an integral constant.
+template <std::size_t i = 0, class F>
+auto with_width(std::int64_t m, const F& f) {
+  if constexpr (i + 1 < std::size(kWidths)) {
+    if (m > kWidths[i]) return with_width<i + 1>(m, f);
+  }
+  return f(std::integral_constant<int, kWidths[i]>{});
+}
 
 inline std::int64_t round_up(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 

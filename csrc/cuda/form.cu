@@ -346,22 +346,8 @@ int launch_width(const Work& work, bool counts_tasks, void* stream) {
 int launch_form(const Work& work, bool counts_tasks, void* stream) {
   counts_tasks = counts_tasks && work.counts != nullptr;
   if (work.records_count == 0 && !counts_tasks) return 0;
-  switch (width_for(work.P.m)) {
-    case 6:
-      return launch_width<6>(work, counts_tasks, stream);
-    case 7:
-      return launch_width<7>(work, counts_tasks, stream);
-    case 11:
-      return launch_width<11>(work, counts_tasks, stream);
-    case 12:
-      return launch_width<12>(work, counts_tasks, stream);
-    case 21:
-      return launch_width<21>(work, counts_tasks, stream);
-    case 22:
-      return launch_width<22>(work, counts_tasks, stream);
-    default:
-      return launch_width<33>(work, counts_tasks, stream);
-  }
+  return with_width(work.P.m,
+                    [&](auto M) { return launch_width<decltype(M)::value>(work, counts_tasks, stream); });
 }
 
 }  // namespace cuda

@@ -216,27 +216,6 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
                 4 * static_cast<std::size_t>(at.floats), stream, work, at, static_cast<int>(first_chunk));
 }
 
-// Calls `f` with the compiled width that serves m.
-template <class F>
-auto with_width(std::int64_t m, const F& f) {
-  switch (width_for(m)) {
-    case 6:
-      return f(std::integral_constant<int, 6>{});
-    case 7:
-      return f(std::integral_constant<int, 7>{});
-    case 11:
-      return f(std::integral_constant<int, 11>{});
-    case 12:
-      return f(std::integral_constant<int, 12>{});
-    case 21:
-      return f(std::integral_constant<int, 21>{});
-    case 22:
-      return f(std::integral_constant<int, 22>{});
-    default:
-      return f(std::integral_constant<int, 33>{});
-  }
-}
-
 }  // namespace
 
 bool stack_serves(const Problem<float>& P, const Results<float>& out) {

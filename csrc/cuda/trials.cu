@@ -196,23 +196,8 @@ int launch_width(const Work& work, std::int64_t first_chunk, std::int64_t chunks
 
 int launch_trials(const Work& work, std::int64_t first_chunk, std::int64_t chunks, void* stream) {
   if (chunks == 0) return 0;
-  switch (width_for(work.P.m)) {
-    case 6:
-      return launch_width<6>(work, first_chunk, chunks, stream);
-    case 7:
-      return launch_width<7>(work, first_chunk, chunks, stream);
-    case 11:
-      return launch_width<11>(work, first_chunk, chunks, stream);
-    case 12:
-      return launch_width<12>(work, first_chunk, chunks, stream);
-    case 21:
-      return launch_width<21>(work, first_chunk, chunks, stream);
-    case 22:
-      return launch_width<22>(work, first_chunk, chunks, stream);
-    case 33:
-      return launch_width<33>(work, first_chunk, chunks, stream);
-  }
-  return static_cast<int>(cudaErrorInvalidValue);
+  return with_width(
+      work.P.m, [&](auto M) { return launch_width<decltype(M)::value>(work, first_chunk, chunks, stream); });
 }
 
 bool trials_serve(const Problem<float>& P, const Results<float>& out) {
