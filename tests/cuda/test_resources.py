@@ -52,7 +52,8 @@ def short_names(mangled) -> dict[str, str]:
     """`attention_kernel<float, true, false>`, as in the source."""
     names = sorted(mangled)
     done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    plain = re.sub(r"fastlin::cuda::|\(anonymous namespace\)::|^void |\(bool\)|\(For\)", "", done.stdout, flags=re.MULTILINE)
+    plain = re.sub(r"fastlin::cuda::|\(anonymous namespace\)::|^void ", "", done.stdout, flags=re.MULTILINE)
+    plain = re.sub(r"\(\w+\)(?=\w)", "", plain)  # types of template arguments
     return dict(zip(names, (line.split("(")[0] for line in plain.splitlines()), strict=True))
 
 
