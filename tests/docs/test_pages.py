@@ -116,7 +116,9 @@ def test_commands_are_right(page, command, monkeypatch):
 
 
 def launched(command):
-    """The command that torchrun or sbatch starts; others as they are."""
+    """The command that torchrun or sbatch starts, or that follows a variable; others as they are."""
+    if re.fullmatch(r"[A-Z_]+=\w+", command[0]):
+        return launched(command[1:])
     if command[0] == "sbatch":
         return shlex.split(command[command.index("--wrap") + 1])
     if command[0] == "torchrun":
