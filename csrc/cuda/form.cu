@@ -9,8 +9,8 @@
 // instructions in them:
 //
 //   M     bytes a sequence    clocks           instructions of a warp    registers    shared memory    blocks
-//   11    2256 + 336          6190 (6470)      2720 (44 %)               80           47 KB            3 (4)
-//   33    6744 + 2416         21900 (22800)    13700 (62 %)              208          75 KB            2 (2)
+//   11    2256 + 336          6190 (6470)      3530 (57 %)               80           47 KB            3 (4)
+//   33    6744 + 2416         21900 (22800)    not counted               208          75 KB            2 (2)
 //
 // A warp has 16 to 18 multiply-adds for a token of width 11, and 140 of width 33: those keep the units of an
 // A100 busy for 64 % of the clocks, and those of an H100 for 32 %.

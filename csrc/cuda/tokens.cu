@@ -15,12 +15,12 @@
 // bytes take at the bandwidth of an A100 (H100), and a warp's share of instructions in them:
 //
 //   M     bytes a sequence    clocks          instructions of a warp    registers    shared memory    blocks
-//   11    2256                5390 (5630)     2430 (45 %)               118          50 KB            3 (4)
-//   33    6744                16100 (16800)   8200 (51 %)               232          100 KB           1 (2)
+//   11    2256                5390 (5630)     3410 (63 %)               118          50 KB            3 (4)
+//   33    6744                16100 (16800)   10060 (62 %)              232          100 KB           1 (2)
 //
-// Of the 2430, 7 pieces take 151 each to wait, to begin the copy of another piece and to loop, 25 pairs of
-// tokens 110 for every fourth, the start of a tile 360, and its end 320. A multiprocessor has 68 KB (90 KB)
-// on their way. The order of sums is the same for all layouts of the tokens, with gradients and without.
+// The instructions are those of dev/paper.py, which counts branches as executed. A multiprocessor has 68 KB
+// (90 KB) on their way. The order of sums is the same for all layouts of the tokens, with gradients and
+// without.
 #include "cuda/pieces.cuh"
 #include "cuda/tokens_sums.cuh"
 
